@@ -105,11 +105,21 @@ HOME = ".recourse"
 DEMONSTRATION = ("streaming_jobs.examples.flights.streams",)
 """The streams of `recourse up` where nothing names `flows`."""
 _DEMO_VARIABLE, _DEMO_FILE = "RECOURSE_DEMO", "demonstration"
-_NO_SETTINGS = ("RECOURSE_CONFIG", "RECOURSE_CRASH", "RECOURSE_RUN_ID", "RECOURSE_PARENT", _DEMO_VARIABLE)
+PROJECT_VARIABLE = "RECOURSE_PROJECT"
+"""The folder of the project, for a process that is started elsewhere."""
+_NO_SETTINGS = (
+    "RECOURSE_CONFIG",
+    "RECOURSE_CRASH",
+    "RECOURSE_RUN_ID",
+    "RECOURSE_PARENT",
+    PROJECT_VARIABLE,
+    _DEMO_VARIABLE,
+)
 """Variables with a meaning that are not settings."""
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_\w+)?$")
 """Kubernetes sets such variables in every pod of a namespace that has a service named recourse, or recourse-..."""
-_PATHS = ("home", "state_dir", "tables_dir", "jars_dir", "java_home", "jobs")
+PATHS = ("home", "state_dir", "tables_dir", "jars_dir", "java_home", "jobs")
+"""The settings that are paths: relative ones in a project's file are of its folder."""
 _SECRET = re.compile(
     r"(?i)secret|passw|passphrase|[.]pem$|token|credential|jaas|(access|account|api)[._-]?key|[._]key$|sas[._]"
 )
@@ -348,8 +358,13 @@ def configuration(named: Path | None) -> Path:
 
 
 def project_folder() -> Path:
-    """The folder of the configuration file that is found upwards; the working directory if there is none."""
+    """The folder of the configuration file that is found upwards; the working directory if there is none.
+
+    RECOURSE_PROJECT names another folder.
+    """
     here = Path.cwd()
+    if named := os.environ.get(PROJECT_VARIABLE):
+        return Path(named)
     found = [] if "RECOURSE_CONFIG" in os.environ else _nearest_files()
     return found[0].parent if found else here
 
@@ -412,7 +427,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     """The file's values. Relative paths in a file that was found upwards belong to its folder."""
     values = written(path)
     if path.parent == project_folder():
-        for key in _PATHS:
+        for key in PATHS:
             if isinstance(value := values.get(key), str) and value and not is_remote(value):
                 values[key] = str(path.parent / Path(value).expanduser())
     return values

@@ -1,7 +1,9 @@
 """What Recourse needs of a Dagster instance, compared with its settings: `recourse doctor --dagster`.
 
 `recourse up` writes an instance of its own (`local_dagster/dagster_home.py`). That of a team is the team's: nothing
-here changes it, and each check says what differs, what follows, and what to write into dagster.yaml.
+here changes it, and each check says what differs, what follows, and what to write into dagster.yaml. Dagster makes the
+databases of an instance when it is opened: one that has no SQLite files yet is not opened. In a PostgreSQL database
+without tables, Dagster creates them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 import dagster as dg
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance.config import ConcurrencyConfig, PoolGranularity
+from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import DefaultRunLauncher
 from dagster._core.scheduler.instigation import TickStatus
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
@@ -45,12 +48,27 @@ def checks_of_home(settings: Settings, jobs: Sequence[Job]) -> list[DoctorCheck]
         found = f"no dagster.yaml in {named or f'{settings.dagster_home}, and DAGSTER_HOME is not set'}"
         return [DoctorCheck("Dagster", False, found, "set DAGSTER_HOME to the folder of the instance's dagster.yaml")]
     try:
+        if (missing := _missing_database(folder)) is not None:
+            found = f"the instance of {folder} has never been started: there is no {missing}"
+            return [DoctorCheck("Dagster", False, found, "start its daemon or webserver once, then look again")]
         instance = dg.DagsterInstance.from_config(str(folder))
     except Exception as error:  # noqa: BLE001 - of its storage or its YAML; the text may have the password of a database
         found = f"the instance of {folder} cannot be opened: {type(error).__name__}"
         return [DoctorCheck("Dagster", False, found, "`dagster instance info` shows why")]
     with instance:
         return [DoctorCheck("Dagster", True, f"instance of {folder}"), *checks(instance, settings, jobs)]
+
+
+def _missing_database(folder: Path) -> Path | None:
+    """The database of runs that Dagster would make; None if it is there, or is no SQLite file."""
+    instance = InstanceRef.from_dir(str(folder))
+    sqlite = {"SqliteRunStorage": "runs.db", "DagsterSqliteStorage": "history/runs.db"}
+    for data in (instance.run_storage_data, instance.storage_data):
+        if data is not None and data.class_name in sqlite:
+            base = data.config_dict["base_dir"]
+            place = Path(os.environ.get(base["env"], "") if isinstance(base, dict) else base) / sqlite[data.class_name]
+            return None if place.is_file() else place
+    return None
 
 
 def checks(instance: dg.DagsterInstance, settings: Settings, jobs: Sequence[Job]) -> Iterator[DoctorCheck]:

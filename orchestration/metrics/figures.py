@@ -108,11 +108,16 @@ def _age(stream: ScrapedStream, at: float | None) -> float | None:
     return None if not at else max(stream.at - at, 0.0)
 
 
+def _sees_ends(stream: ScrapedStream, status: Status) -> bool:
+    """True while a driver looks at the ends of the topics: what it saw last is still so."""
+    return stream.live and status.lag_at is not None and stream.at - status.lag_at <= FRESH
+
+
 def _lag_seconds(stream: ScrapedStream, status: Status) -> float | None:
     """The driver's own figure while it looks at the topics, else the time since it had read everything."""
     if status.lag_at is None or status.read_up_to is None:
         return None
-    if stream.live and stream.at - status.lag_at <= FRESH:
+    if _sees_ends(stream, status):
         return status.lag_s
     return max(stream.at - status.read_up_to, 0.0)
 
@@ -150,6 +155,11 @@ FIGURES: tuple[Figure, ...] = (
     ),
     _figure("streams", "Streams that have ever run in the home.", lambda home: len(home.streams)),
     _figure("collection_duration_seconds", "Time that reading all files took.", lambda home: home.seconds),
+    _figure(
+        "collection_age_seconds",
+        "Time since all files were read; above a few seconds, reading takes longer than a scrape may.",
+        lambda home: home.age,
+    ),
     _figure(
         "disk_free_bytes",
         "Free space of the disk of home, state and tables; not of an object store.",
@@ -191,6 +201,11 @@ FIGURES: tuple[Figure, ...] = (
         "session_start_timestamp_seconds",
         "Time at which the newest session began, since 1970.",
         lambda _, s: s.started_at or None,
+    ),
+    _of_status(
+        "session_continuous",
+        "1 if the newest session runs until it is stopped, 0 if it ends when it has read everything (available-now).",
+        lambda _, s: float(s.trigger != "available-now"),
     ),
     _of_status(
         "restarts_total", "Restarts of the query within the present session.", lambda _, s: s.restarts, kind="counter"
@@ -236,14 +251,18 @@ FIGURES: tuple[Figure, ...] = (
     ),
     _of_status(
         "foreign_transactions_open",
-        "Partitions that wait for the end of another program's transaction.",
-        lambda _, s: {(topic,): len(s.blocked.get(topic, {})) for topic in {*s.lag_partitions, *s.blocked}},
+        "Partitions that wait for the end of another program's transaction; while a driver sees their ends.",
+        lambda o, s: {
+            (topic,): len(s.blocked.get(topic, {})) for topic in {*s.lag_partitions, *s.blocked} if _sees_ends(o, s)
+        },
         "topic",
     ),
     _of_status(
         "foreign_transaction_age_seconds",
-        "Time for which the oldest of these transactions has been seen open.",
-        lambda o, s: {(topic,): _age(o, min(each.values())) for topic, each in s.blocked.items() if each},
+        "Time for which the oldest of these transactions has been seen open; while a driver sees the ends.",
+        lambda o, s: {
+            (topic,): _age(o, min(each.values())) for topic, each in s.blocked.items() if each and _sees_ends(o, s)
+        },
         "topic",
     ),
     # Batches.

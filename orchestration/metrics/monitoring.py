@@ -145,7 +145,14 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ],
                 "bytes",
             ),
-            Panel("Time to read the files", [("recourse_collection_duration_seconds{}", "{{instance}}")], "s"),
+            Panel(
+                "Time to read the files",
+                [
+                    ("recourse_collection_duration_seconds{}", "{{instance}}"),
+                    ("recourse_collection_age_seconds{}", "{{instance}}: age"),
+                ],
+                "s",
+            ),
         ),
     ),
 )

@@ -4,7 +4,8 @@ Receivers are a webhook, addresses of e-mail, and services of apprise (`services
 
 A change is sent at least once. It is first written into the sensor's cursor and removed when the receiver has taken
 it; a receiver that is down gets it later, for a day. If the process ends between a delivery and the storing of the
-cursor, the change is sent again, with the same `id` and the same Message-ID.
+cursor, the change is sent again, with the same `id` and the same Message-ID. A send that takes longer than the tick has
+time for is left to its thread: its end counts in a later tick.
 
 It also reports the outcome of a check whose run failed without one (killed, out of memory): failed, because Dagster
 would show such a check as if it had never been executed.
@@ -18,14 +19,16 @@ from __future__ import annotations
 import smtplib
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from functools import partial
+from functools import cached_property, partial
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
@@ -73,9 +76,12 @@ LOOK_EVERY = 30
 """Seconds between two ticks."""
 LONGEST_DELIVERY = 15.0
 """Seconds after which undelivered messages are left to the next tick."""
-LONGEST_TICK = 30.0
-"""Seconds after which a tick tries no further receiver: Dagster gives up on a tick after 60, and loses its cursor."""
-
+LONGEST_SEND = 12.0
+"""Seconds that a tick waits for one request, mail or heartbeat, however slowly the other side answers each step."""
+LONGEST_TICK = 45.0
+"""Seconds that sending may last from the begin of a tick: Dagster gives up on a tick after 60, and loses its cursor."""
+LEFT_BEHIND = 600.0
+"""Seconds after which a send that has never ended no longer holds its receiver up."""
 
 Sender = Callable[[Settings, Sequence[Transition]], DeliveryFailure | None]
 _PLANNED = AssetCheckExecutionRecordStatus.PLANNED
@@ -100,19 +106,27 @@ class CheckAlerts:
             "the settings quality.webhook, quality.services and quality.email_to. Calls quality.heartbeat_url.",
         )
         def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-            alerts, words = self.look(context.instance, Alerts.of_cursor(context.cursor), time.time())
-            if failure := beat(self.settings):
+            deadline = time.monotonic() + LONGEST_TICK
+            before = Alerts.of_cursor(context.cursor)
+            alerts, words = self.look(context.instance, before, time.time(), deadline - LONGEST_SEND)
+            if failure := beat(self.settings, deadline):
                 log.warning("heartbeat not delivered", found=failure.text)
                 words += f"; {failure.text}"
             return dg.SensorResult(cursor=alerts.cursor(), skip_reason=words)
 
         return tick
 
-    def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float) -> tuple[Alerts, str]:
-        """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words."""
+    def look(self, instance: dg.DagsterInstance, alerts: Alerts, now: float, deadline: float) -> tuple[Alerts, str]:
+        """One tick: find what has changed, log it, send what waits. Returns the new state, and the tick in words.
+
+        Sending ends before the deadline, by the monotonic clock.
+        """
         quality = self.settings.quality
         seen = [*by_stream(outcomes(instance, self.stream_of, self.settings), HEALTH), of_disk(self.settings, now)]
         timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
+        alerts, lost = alerts.handed_over(receivers(quality))
+        for name, receiver in lost.items():
+            _give_up(name, receiver.waiting)
         alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
             log_change = log.info if change.state == "passed" else log.warning
@@ -126,44 +140,107 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
-        left, words = deliver_all(alerts.receivers, now, self._send)
+        left, words = deliver_all(alerts.receivers, now, self._courier, deadline)
         words = [change.headline for change in found] + words
         return Alerts(alerts.known, left), "; ".join(words) or "no check has changed"
+
+    @cached_property
+    def _courier(self) -> Courier:
+        return Courier(self._send)
 
     def _send(self, name: str, found: Sequence[Transition]) -> DeliveryFailure | None:
         sender = self.senders.get(name)
         return sender(self.settings, found) if sender is not None else tell_service(self.settings, name, found)
 
 
+@dataclass(frozen=True)
+class _Sending:
+    """A send that its tick has not seen end."""
+
+    found: Sequence[Transition]
+    ended: Future[DeliveryFailure | None]
+    begun: float
+
+
+@dataclass(frozen=True)
+class Courier:
+    """Sends messages by `send`, in threads, each within `LONGEST_SEND`.
+
+    What is still being sent then is not sent a second time meanwhile, and if it arrives, not again.
+    """
+
+    send: Callable[[str, Sequence[Transition]], DeliveryFailure | None]
+    _late: dict[str, _Sending] = field(default_factory=dict, init=False)
+    """By the receiver; of this process."""
+
+    def __call__(self, name: str, found: Sequence[Transition]) -> DeliveryFailure | None:
+        """Send messages; a failure if that does not end in time."""
+        sending = _Sending(found, _in_thread(partial(self.send, name, found)), time.monotonic())
+        try:
+            return sending.ended.result(LONGEST_SEND)
+        except TimeoutError:
+            self._late[name] = sending
+            return DeliveryFailure(f"sending has not ended within {LONGEST_SEND:g} s")
+
+    def is_sending(self, name: str) -> bool:
+        """True if a send to the receiver that came to no end in time still runs."""
+        late = self._late.get(name)
+        return late is not None and not late.ended.done() and time.monotonic() - late.begun < LEFT_BEHIND
+
+    def sent_late(self, name: str) -> Sequence[Transition]:
+        """The messages that the receiver has taken after their tick; each is returned once."""
+        late = self._late.pop(name, None)
+        return late.found if late is not None and late.ended.done() and late.ended.result() is None else ()
+
+
+def _in_thread(send: Callable[[], DeliveryFailure | None]) -> Future[DeliveryFailure | None]:
+    """What a send gives, from a thread that does not keep the process; its exception is a failure."""
+    ended: Future[DeliveryFailure | None] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(send())
+        except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
+            ended.set_result(DeliveryFailure(f"sending raised {type(error).__name__}"))
+
+    threading.Thread(target=run, name="alerts", daemon=True).start()
+    return ended
+
+
 def deliver_all(
-    receivers: Mapping[str, Receiver], now: float, send: Callable[[str, Sequence[Transition]], DeliveryFailure | None]
+    receivers: Mapping[str, Receiver], now: float, courier: Courier, deadline: float
 ) -> tuple[dict[str, Receiver], list[str]]:
-    """Send what waits for each receiver; what is left of them, and the deliveries in words."""
-    sent, begun = {}, time.monotonic()
-    for name, receiver in receivers.items():
-        in_time = time.monotonic() - begun < LONGEST_TICK
-        later = receiver, "waits for the next tick" if receiver.waiting else ""
-        sent[name] = deliver(name, receiver, now, partial(send, name)) if in_time else later
+    """Send what waits for each receiver, until the deadline; what is left of them, and the deliveries in words."""
+    sent = {name: deliver(name, receiver, now, courier, deadline) for name, receiver in receivers.items()}
     left = {name: receiver for name, (receiver, _) in sent.items()}
     return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
 
 
-def deliver(
-    name: str, receiver: Receiver, now: float, send: Callable[[Sequence[Transition]], DeliveryFailure | None]
-) -> tuple[Receiver, str]:
-    """Send what waits for a receiver; what is left of it, and the delivery in words (empty: nothing was due)."""
+def _give_up(name: str, waiting: Sequence[Transition]) -> None:
+    log.error("alerts given up", receiver=name, count=len(waiting), first=waiting[0].headline)
+
+
+def deliver(name: str, receiver: Receiver, now: float, courier: Courier, deadline: float) -> tuple[Receiver, str]:
+    """Send what waits for a receiver; what is left of it, and the delivery in words (empty: nothing was due).
+
+    A send begins only if it has `LONGEST_SEND` until the deadline.
+    """
+    if courier.is_sending(name):
+        return receiver, f"an earlier message is still being sent, {len(receiver.waiting)} wait"
+    if late := courier.sent_late(name):
+        receiver = receiver.without(late)
     receiver, given_up = receiver.without_old(now)
     if given_up:
-        log.error("alerts given up", receiver=name, count=len(given_up), first=given_up[0].headline)
+        _give_up(name, given_up)
     if not receiver.is_due(now):
         return receiver, f"{len(receiver.waiting)} wait" if receiver.waiting else ""
+    if time.monotonic() + LONGEST_SEND > deadline:
+        return receiver, f"{len(receiver.waiting)} wait for the next tick"
     sent, begun = 0, time.monotonic()
     chunk = receiver.chunk()
-    while chunk and time.monotonic() - begun < LONGEST_DELIVERY:
-        try:
-            failure = send(chunk)
-        except Exception as error:  # noqa: BLE001 - a lost cursor would lose alerts; the text may quote the URL
-            failure = DeliveryFailure(f"sending raised {type(error).__name__}")
+    until = min(begun + LONGEST_DELIVERY, deadline - LONGEST_SEND)
+    while chunk and time.monotonic() < until:
+        failure = courier(name, chunk)
         if failure is None:
             sent += len(chunk)
         elif not failure.refused:
@@ -352,14 +429,18 @@ def tell_service(settings: Settings, name: str, found: Sequence[Transition]) -> 
     return services.notify(name, url, _title(settings, found), _text(settings, found), worst, several=len(found) > 1)
 
 
-def beat(settings: Settings) -> DeliveryFailure | None:
-    """Call `quality.heartbeat_url`, so that its owner notices when the calls stop."""
+def beat(settings: Settings, deadline: float) -> DeliveryFailure | None:
+    """Call `quality.heartbeat_url`, so that its owner notices when the calls stop; ends before the deadline."""
     url = settings.quality.heartbeat_url.get_secret_value()
     if not url:
         return None
     if not url.startswith(("http://", "https://")):
         return DeliveryFailure("quality.heartbeat_url is not a URL that begins with http:// or https://")
-    return _request("the heartbeat's receiver", url, "GET", None, {})
+    ended = _in_thread(partial(_request, "the heartbeat's receiver", url, "GET", None, {}))
+    try:
+        return ended.result(min(max(deadline - time.monotonic(), 0.0), LONGEST_SEND))
+    except TimeoutError:
+        return DeliveryFailure("the heartbeat's receiver has not answered in time")
 
 
 def _request(who: str, url: str, method: str, data: bytes | None, headers: Mapping[str, str]) -> DeliveryFailure | None:

@@ -12,14 +12,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
 from orchestration.quality import services
-from orchestration.quality.alerts import LOOK_EVERY, SENDERS, deliver_all, tell_service
+from orchestration.quality.alerts import LONGEST_TICK, LOOK_EVERY, SENDERS, Courier, deliver_all, tell_service
 from orchestration.quality.transitions import DeliveryFailure, Receiver, State, Transition
 from orchestration.sessions.names import named
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
@@ -83,14 +83,18 @@ class JobNotifications:
             "webhook_notifications of their jobs say.",
         )
         def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-            now = time.time()
-            told, words = self.look(context.instance, Told.of_cursor(context.cursor, now), now)
+            now, deadline = time.time(), time.monotonic() + LONGEST_TICK
+            told, words = self.look(context.instance, Told.of_cursor(context.cursor, now), now, deadline)
             return dg.SensorResult(cursor=told.cursor(), skip_reason=words)
 
         return tick
 
-    def look(self, instance: dg.DagsterInstance, told: Told, now: float) -> tuple[Told, str]:
-        """One tick: what happened since the last one, and what could be delivered."""
+    @cached_property
+    def _courier(self) -> Courier:
+        return Courier(self.send)
+
+    def look(self, instance: dg.DagsterInstance, told: Told, now: float, deadline: float) -> tuple[Told, str]:
+        """One tick: what happened since the last one, and what could be delivered before the deadline (monotonic)."""
         receivers = dict(told.receivers)
         events = {job.key: told.events.get(job.key, ()) for job in self.jobs}
         for job in self.jobs:
@@ -99,7 +103,7 @@ class JobNotifications:
                 log.info("job event", job=job.key, run=event.run, found=event.title)
                 for name in _receivers(notification, self.settings):
                     receivers[name] = receivers.get(name, Receiver()).with_new([event])
-        left, words = deliver_all(receivers, now, self.send)
+        left, words = deliver_all(receivers, now, self._courier, deadline)
         waiting = {name: receiver for name, receiver in left.items() if receiver.waiting}
         return Told(told.since, events, waiting), "; ".join(words) or "nothing to tell"
 

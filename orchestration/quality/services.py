@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ TIMEOUT = 10.0
 """Seconds for a whole delivery to a service, however slowly the service reads and answers."""
 NOT_TAKEN = (400, 413, 422)
 """HTTP answers to a request that is too long or unreadable: repeating it would fail again."""
+_HTTP = ("requests", "urllib3")
+"""Libraries of apprise's plug-ins whose logs name addresses, at the level DEBUG."""
+_SENDING = ContextVar("sending", default=False)
+"""True in a delivery, and in apprise's workers: they have a copy of its context, also after its deadline."""
 _SEPARATOR = 2
 """Characters that apprise puts between title and text for a service without titles."""
 
@@ -51,6 +56,7 @@ def notify(name: str, url: str, title: str, text: str, worst: State, *, several:
         service = Apprise.instantiate(url, asset=_asset())
         if not service:
             return DeliveryFailure(f"{name}: apprise does not know this URL, or it lacks a part")
+        _filter_http()
         room = service.body_maxlen - (0 if service.title_maxlen else len(title) + _SEPARATOR)
         if several and len(text) > room:
             return DeliveryFailure(f"{name} takes {service.body_maxlen:,} characters", refused=True)
@@ -63,16 +69,28 @@ def notify(name: str, url: str, title: str, text: str, worst: State, *, several:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep what the libraries log from the handlers of this process: warnings name tokens, debugging names paths."""
-    loggers = [logging.getLogger(name) for name in ("apprise", "urllib3")]
-    before = [logger.propagate for logger in loggers]
+    """Keep what the libraries log of a delivery from the handlers of this process, also what a late worker logs.
+
+    Warnings of apprise name tokens: its logs end in its results, for good. Debugging of HTTP names paths; records of
+    others, in other threads, pass.
+    """
+    logging.getLogger("apprise").propagate = False
+    sending = _SENDING.set(True)
     try:
-        for logger in loggers:
-            logger.propagate = False
         yield
     finally:
-        for logger, propagate in zip(loggers, before, strict=True):
-            logger.propagate = propagate
+        _SENDING.reset(sending)
+
+
+def _filter_http() -> None:
+    """Filter at each logger, once a plug-in has imported the libraries: filters of a parent see no child's records."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in _HTTP:
+            logging.getLogger(name).addFilter(_of_others)  # a filter is added once
+
+
+def _of_others(_: logging.LogRecord) -> bool:
+    return not _SENDING.get()
 
 
 def _failure(name: str, result: AppriseResult) -> DeliveryFailure | None:

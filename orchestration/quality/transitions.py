@@ -11,7 +11,7 @@ outlives restarts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -173,6 +173,11 @@ class Receiver:
         return replace(self, failures=min(self.failures + 1, 10), next_try=now + pause)
 
 
+def _kind(receiver: str) -> str:
+    """`slack` of the receiver `slack 3fa2c1`."""
+    return receiver.partition(" ")[0]
+
+
 @dataclass(frozen=True)
 class Timing:
     """In seconds: how long a check must be worse before a report, and the interval of reminders while it stays bad.
@@ -200,6 +205,24 @@ class Alerts:
 
     known: Mapping[str, Known] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
+
+    def handed_over(self, receivers: Iterable[str]) -> tuple[Alerts, Mapping[str, Receiver]]:
+        """The queues of these receivers, and those queues with messages whose receiver is gone.
+
+        A service whose URL was replaced, as with a new token, has another name: its queue is that of the one new
+        service of the same kind, if just one of that kind is gone.
+        """
+        names = list(receivers)
+        kept = {name: each for name, each in self.receivers.items() if name in names}
+        gone = {name: each for name, each in self.receivers.items() if name not in names}
+        lost: dict[str, Receiver] = {}
+        for name, receiver in gone.items():
+            heirs = [each for each in names if each not in self.receivers and _kind(each) == _kind(name)]
+            if len(heirs) == 1 and sum(_kind(each) == _kind(name) for each in gone) == 1:
+                kept[heirs[0]] = Receiver(receiver.waiting)
+            elif receiver.waiting:
+                lost[name] = receiver
+        return replace(self, receivers=kept), lost
 
     def look(
         self, seen: Sequence[ObservedCheck], receivers: Mapping[str, State], now: float, timing: Timing | None = None

@@ -230,7 +230,12 @@ class Topology:
     @classmethod
     def load(cls, modules: Iterable[str]) -> Topology:
         """Import the named modules or packages and collect the streams they declare."""
-        _import_from(project_folder())
+        project = project_folder()
+        import_from(project)
+        inherited = os.environ.get("PYTHONPATH", "")
+        if project != Path.cwd() and str(project) not in inherited.split(os.pathsep):
+            # Spark's Python processes have the working directory only.
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(project), inherited]))
         streams: dict[int, Stream] = {}
         modules = list(modules)
         for name in modules:
@@ -280,7 +285,7 @@ class Topology:
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
 
 
-def _import_from(project: Path) -> None:
+def import_from(project: Path) -> None:
     """Let modules of the project be imported: after the standard library's, before those of installed packages.
 
     `python -m`, which starts sessions, has put the working directory first.
@@ -290,10 +295,6 @@ def _import_from(project: Path) -> None:
     path.insert(next((n for n, entry in enumerate(path) if Path(entry).name in _OF_PACKAGES), len(path)), here)
     if path != sys.path:
         sys.path[:] = path  # at once: other threads import meanwhile
-    inherited = os.environ.get("PYTHONPATH", "")
-    if project != Path.cwd() and here not in inherited.split(os.pathsep):
-        # Spark's Python processes have the working directory only.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, inherited]))
 
 
 def truths_in(modules: Iterable[str], tables: Iterable[str]) -> list[Truth]:

@@ -94,21 +94,25 @@ class LiveStatus:
         return True
 
     def batch_done(self, done: BatchReport) -> None:
+        """Take over a batch. One that was skipped, since an earlier session had committed it, brings no rows now.
+
+        The totals have each batch once: a skipped one may be missing from them, if a kill kept it out of the ledger.
+        """
         self.has_run = True
         status, entry = self.status, done.entry
         status.batch, status.batch_ms, status.batch_records = entry.batch, done.milliseconds, entry.records
         status.path, status.committer = done.path, done.committer
         status.committed_at = self.clock.time()
         self.position = ends_of(entry.offsets)
-        status.batches += 1
-        for phase, seconds in done.phase_s.items():
-            self._took(phase, seconds)
-        for table, age in status.tables.items():
-            if entry.rows.get("written" if table == entry.table else table):
-                status.tables[table] = replace(age, rows_at=status.committed_at)
         status.totals = (status.totals or Totals(status.started_at)).plus(entry, status.committed_at)
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
+            status.batches += 1
+            for phase, seconds in done.phase_s.items():
+                self._took(phase, seconds)
+            for table, age in status.tables.items():
+                if entry.rows.get("written" if table == entry.table else table):
+                    status.tables[table] = replace(age, rows_at=status.committed_at)
             if entry.records:
                 status.processed_rows_per_s = round(entry.records * 1000 / max(done.milliseconds, 1), 1)
             status.rows_written += entry.rows_written

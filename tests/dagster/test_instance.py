@@ -146,11 +146,38 @@ def test_the_command_reads_the_instance_of_dagster_home_and_leaves_its_dagster_y
     monkeypatch.setenv("DAGSTER_HOME", str(team))
     text = yaml.safe_dump({"concurrency": {"runs": {"max_concurrent_runs": 1}}})
     (team / "dagster.yaml").write_text(text)
+    assert doctor()[0] == 1
+    assert f"the instance of {team} has never been started" in doctor()[1]
+    assert [path.name for path in team.iterdir()] == ["dagster.yaml"], "the command makes no databases"
+    dg.DagsterInstance.from_config(str(team)).dispose()
+    before = sorted(team.rglob("*"))
     code, words = doctor()
-    assert code == 1
+    assert code == 1 and sorted(team.rglob("*")) == before
     assert "1 runs at a time, of which 1 are continuous sessions" in words
     assert (team / "dagster.yaml").read_text() == text
     (team / "dagster.yaml").write_text("storage: {postgres: {postgres_url: 'postgresql+psycopg2://me:s3cret@nowhere'}}")
     code, words = doctor()
     assert code == 1
     assert "cannot be opened" in words and "s3cret" not in words
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "storage: {sqlite: {base_dir: %s}}",
+        "storage: {sqlite: {base_dir: {env: DATABASES}}}",
+        "run_storage: {module: dagster._core.storage.runs, class: SqliteRunStorage, config: {base_dir: %s}}",
+    ],
+)
+def test_an_instance_whose_databases_are_elsewhere_is_opened_only_if_they_are_there(
+    storage: str, shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team, databases = tmp_path / "team", tmp_path / "databases"
+    team.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(team))
+    monkeypatch.setenv("DATABASES", str(databases))
+    (team / "dagster.yaml").write_text(storage.replace("%s", str(databases)))
+    (check,) = instances.checks_of_home(shop, jobs(shop))
+    assert not check.ok and f"there is no {databases}" in check.found and not databases.exists()
+    dg.DagsterInstance.from_config(str(team)).dispose()
+    assert len(instances.checks_of_home(shop, jobs(shop))) > 1

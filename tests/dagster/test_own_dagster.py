@@ -166,16 +166,17 @@ def test_a_child_loads_the_settings_of_its_code_location(tmp_path: Path, monkeyp
     assert (settings.home, settings.tables) == (tmp_path / "shop" / ".recourse", tmp_path / "shop" / "out")
     assert (settings.jobs, settings.dagster.key_prefix) == (tmp_path / "shop" / "databricks.yml", ["prod"])
     code = (
-        "import sys, json, streaming_jobs.settings; s = streaming_jobs.settings.load().settings; "
-        "print(json.dumps([s.model_dump(mode='json'), s.kafka.sasl_password.get_secret_value(), sys.path]))"
+        "import json, streaming_jobs.settings as settings; s = settings.load().settings; "
+        "print(json.dumps([s.model_dump(mode='json'), s.kafka.sasl_password.get_secret_value(), "
+        "str(settings.project_folder())]))"
     )
-    environment = {"PATH": "/usr/bin", "RECOURSE_HOME": str(tmp_path / "another"), **origin.environment()}
-    environment["PYTHONPATH"] += f":{ROOT}"
+    environment = {"PATH": "/usr/bin", "PYTHONPATH": str(ROOT), "RECOURSE_HOME": str(tmp_path / "another")}
+    environment |= origin.environment()
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    found, password, path = json.loads(done.stdout)
+    found, password, folder = json.loads(done.stdout)
     assert found == settings.model_dump(mode="json")
     assert password == "secret"
-    assert str(tmp_path / "shop") in path, "the modules beside the file can be imported"
+    assert folder == str(tmp_path / "shop"), "the modules beside the file can be imported"
 
 
 def test_a_yaml_file_adds_streams_to_a_project(tmp_path: Path) -> None:

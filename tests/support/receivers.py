@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Webhook:
-    """A webhook; `status` is what it answers, and `hangs` keeps it from answering.
+    """A webhook; `status` is what it answers, `hangs` keeps it from answering, and `slow` until it is set.
 
     It answers 413 to what is longer than `longest`, and 400 to what has the text "unreadable".
     """
@@ -22,6 +23,7 @@ class Webhook:
     port: int = 0
     status: int = 200
     hangs: threading.Event | None = None
+    slow: threading.Event | None = None
     longest: int = 1_000_000
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -47,6 +49,8 @@ def webhook(**options: Any) -> Iterator[Webhook]:
             if receiver.hangs is not None:
                 receiver.hangs.wait(20)
                 return
+            if receiver.slow is not None:
+                receiver.slow.wait(20)
             receiver.paths.append(self.path)
             status = 413 if len(body) > receiver.longest else 400 if b"unreadable" in body else receiver.status
             if status == 200:
@@ -75,10 +79,11 @@ def webhook(**options: Any) -> Iterator[Webhook]:
 
 @dataclass
 class MailServer:
-    """An SMTP server; addresses in `refused` are unknown to it."""
+    """An SMTP server; addresses in `refused` are unknown to it, and each takes `seconds`."""
 
     port: int = 0
     refused: frozenset[str] = frozenset()
+    seconds: float = 0.0
     to: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
@@ -94,6 +99,7 @@ def mail_server(**options: Any) -> Iterator[MailServer]:
             while line := self.rfile.readline().decode().strip():
                 word = line[:4].upper()
                 if word == "RCPT":
+                    time.sleep(receiver.seconds)
                     address = line.partition("<")[2].partition(">")[0]
                     if address in receiver.refused:
                         self.say("550 unknown")

@@ -21,6 +21,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestration.metrics import scrape as scrapes_module
@@ -78,7 +79,7 @@ def test_health_is_503_with_the_reasons_of_what_is_red_and_the_process_lives_all
     with serving(home) as url:
         status, kind, text = get(f"{url}/health")
         assert (status, kind, json.loads(text)) == (
-            200, "application/json", {"well": True, "streams_well": 1, "streams": {}}
+            200, "application/json", {"well": True, "age_seconds": 0.0, "streams_well": 1, "streams": {}}
         )  # fmt: skip
     write_status(home, replace(STATUS, stream="dead"))
     torn(home, "torn", b"{")
@@ -106,6 +107,55 @@ def test_files_that_hang_end_a_scrape_at_its_deadline_with_one_thread_and_the_ne
         assert get(f"{url}/healthz")[0] == 200 and len(begun) == 1
         hangs.set()
         wait_for(lambda: get(f"{url}/metrics")[0] == 200, "a scrape of files that can be read again")
+
+
+def test_a_home_that_takes_longer_to_read_than_the_deadline_is_served_with_the_age_of_its_figures(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request would begin a new reading, and throw the late one away."""
+    monkeypatch.setattr(scrapes_module, "SHARED_FOR", 0.1)
+    begun: list[float] = []
+
+    def read(settings: Settings) -> ScrapedHome:
+        begun.append(time.monotonic())
+        time.sleep(0.4)
+        return scrape(settings)
+
+    scrapes = Scrapes(home, read, deadline=0.2)
+    with pytest.raises(TransientError, match=r"not read within 0\.2 s"):
+        scrapes.newest()
+    first = scrapes.newest()
+    assert len(begun) == 1 and first.age < 0.1, "the one that was late is the answer"
+    time.sleep(0.15)
+    again = scrapes.newest()
+    assert len(begun) == 2 and again.at == first.at
+    assert again.age >= 0.3 and dict(
+        next(each for each in FIGURES if each.name == "recourse_collection_age_seconds").samples(again)
+    ) == {(): again.age}
+    wait_for(lambda: scrapes.newest().at > first.at, "the next reading")
+
+
+def test_figures_of_files_that_have_hung_for_too_long_are_not_served(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrapes_module, "SHARED_FOR", 0.0)
+    monkeypatch.setattr(scrapes_module, "SERVED_FOR", 0.3)
+    hangs = threading.Event()
+    hangs.set()
+
+    def read(settings: Settings) -> ScrapedHome:
+        assert hangs.wait(30)
+        return replace(scrape(settings), seconds=0.0)
+
+    scrapes = Scrapes(home, read)
+    scrapes.newest()
+    hangs.clear()
+    scrapes.deadline = 0.05
+    assert scrapes.newest().age > 0
+    time.sleep(0.4)
+    with pytest.raises(TransientError):
+        scrapes.newest()
+    hangs.set()
 
 
 def test_what_reading_raises_is_told_by_its_kind_and_tried_again(home: Settings) -> None:
@@ -198,6 +248,25 @@ def test_otlp_delivers_the_figures_of_the_endpoint(
     (phase, *_) = sent["recourse.batch_phase_seconds"].sum.data_points
     assert {each.key for each in phase.attributes} == {"stream", "phase"}
     assert (sent["recourse.lag_seconds"].unit, sent["recourse.state_bytes"].unit) == ("s", "By")
+
+
+def test_an_export_reads_the_files_once_also_if_they_cannot_be_read(home: Settings) -> None:
+    """A scrape for each figure would wait for 45 deadlines, and log as many errors."""
+    begun: list[int] = []
+
+    def read(settings: Settings) -> ScrapedHome:
+        begun.append(1)
+        if len(begun) == 1:
+            raise TransientError("the disk is away", "wait")
+        return scrape(settings)
+
+    with collector() as (url, requests, _), structlog.testing.capture_logs() as logged:
+        made = load({"home": home.home, "metrics.otlp_endpoint": url, "metrics.otlp_every": "200 ms"}).settings
+        stop = start_otlp(Scrapes(made, read))
+        wait_for(lambda: bool(requests), "a delivery by OTLP")
+        stop()
+    assert [entry["event"] for entry in logged].count("the figures could not be read") == 1
+    assert all(len(each.resource_metrics[0].scope_metrics[0].metrics) > 30 for each in requests)
 
 
 def test_a_collector_that_is_down_ends_neither_the_endpoint_nor_the_process(home: Settings) -> None:

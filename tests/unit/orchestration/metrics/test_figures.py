@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from dataclasses import fields, replace
 
 import pytest
 
+from orchestration.metrics import scrape as scrapes_module
 from orchestration.metrics.endpoint import exposition
 from orchestration.metrics.figures import FIGURES, MOST_PARTITIONS, STATES, VERDICTS
 from orchestration.metrics.scrape import ScrapedHome, ScrapedStream, scrape
@@ -123,6 +125,45 @@ def test_while_nothing_runs_ages_grow_and_rates_have_no_value() -> None:
     assert values(home(DEAD), "session_live") == {("orders",): 0}
 
 
+def test_a_transaction_of_a_stream_that_nobody_runs_or_that_sees_no_broker_is_not_known() -> None:
+    """It may have ended since: an age that grows for ever would be a false alert."""
+    blind = replace(LIVE, at=NOW + 60)
+    for seen in (DEAD, blind, replace(LIVE, live=False)):
+        assert values(home(seen), "foreign_transaction_age_seconds") == {}
+        assert values(home(seen), "foreign_transactions_open") == {}
+
+
+def test_a_session_that_a_schedule_starts_is_not_continuous() -> None:
+    scheduled = replace(LIVE, status=replace(STATUS, trigger="available-now"))
+    assert values(home(LIVE), "session_continuous") == {("orders",): 1}
+    assert values(home(scheduled), "session_continuous") == {("orders",): 0}
+
+
+def test_streams_on_a_store_are_read_beside_each_other_up_to_a_bound(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = settings()
+    names = [f"s{number:02}" for number in range(20)]
+    at_once, most, together = 0, 0, threading.Event()
+    lock = threading.Lock()
+
+    def scraped(_: Settings, name: str) -> ScrapedStream:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+            if at_once == 4:
+                together.set()
+        assert together.wait(10)
+        with lock:
+            at_once -= 1
+        return ScrapedStream(name, NOW)
+
+    monkeypatch.setattr(scrapes_module, "_scraped", scraped)
+    seen = scrapes_module._scraped_streams(made, names, 4)
+    assert [each.name for each in seen] == names and most == 4
+
+
 def test_each_state_and_verdict_of_a_stream_is_one_of_those_that_have_a_series() -> None:
     assert {"well", "yellow", "red", "never started"} <= set(VERDICTS)
     assert {"running", "idle", "dead", "silent", "recovering", "never started"} <= set(STATES)
@@ -133,7 +174,7 @@ def test_the_number_of_series_does_not_follow_batches_and_time() -> None:
     def series(seen: ScrapedStream) -> set[tuple[str, tuple[str, ...]]]:
         return {(figure.name, labels) for figure in FIGURES for labels, _ in figure.samples(home(seen))}
 
-    later = replace(STATUS, batch=99, batches=44, committed_at=NOW + 500, heartbeat=NOW + 500, totals=STATUS.totals)
+    later = replace(STATUS, batch=99, batches=44, committed_at=NOW + 500, heartbeat=NOW + 500, lag_at=NOW + 500)
     assert series(replace(LIVE, at=NOW + 501, status=later)) == series(LIVE)
 
 

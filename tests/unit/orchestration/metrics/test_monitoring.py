@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,6 +22,7 @@ from orchestration.metrics.endpoint import MetricsServer
 from orchestration.metrics.figures import FIGURES
 from orchestration.metrics.scrape import Scrapes
 from streaming_jobs.settings import Settings, load
+from streaming_jobs.state.health import Word
 from streaming_jobs.state.lease import Lease, acquire
 from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import Status, TableAge, write_status
@@ -112,6 +113,12 @@ def test_promtool_accepts_the_rules_and_sees_each_of_them_fire_and_resolve(tmp_p
             [program("promtool"), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_name_no_reason_that_only_dagster_decides() -> None:
+    rules = " ".join(expression for name, expression in expressions() if name.startswith("Recourse"))
+    named = {word for each in re.findall(r'reason=~?"([^"]+)"', rules) for word in each.split("|")}
+    assert {"dead", "late"} < named <= {*get_args(Word)} - {"run_failed", "overdue"}
 
 
 def test_the_rule_tests_name_every_alert() -> None:

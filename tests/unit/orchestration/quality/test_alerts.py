@@ -20,7 +20,18 @@ import pytest
 import structlog
 
 from orchestration.quality import alerts
-from orchestration.quality.alerts import CheckAlerts, DeliveryFailure, beat, mail, payload, post, receivers
+from orchestration.quality.alerts import (
+    LONGEST_TICK,
+    CheckAlerts,
+    Courier,
+    DeliveryFailure,
+    beat,
+    deliver_all,
+    mail,
+    payload,
+    post,
+    receivers,
+)
 from orchestration.quality.suites import JOB, OP, run_config, run_tags
 from orchestration.quality.transitions import LONGEST_PAUSE, Alerts, Receiver, Transition
 from orchestration.sessions.health import CheckVerdict
@@ -30,6 +41,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.settings_services import QualitySettings
 from tests.support.dagster_homes import planned
 from tests.support.receivers import Webhook, mail_server, webhook
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +67,9 @@ class Ticks:
 
     def tick(self) -> str:
         """One tick in a new process, as far as the sensor can tell; returns what it says."""
-        alerts, words = self.alerts.look(self.instance, Alerts.of_cursor(self.cursor), time.time() + self.later)
+        alerts, words = self.alerts.look(
+            self.instance, Alerts.of_cursor(self.cursor), time.time() + self.later, time.monotonic() + LONGEST_TICK
+        )
         self.cursor = alerts.cursor()
         return words
 
@@ -441,10 +455,90 @@ def test_the_mail_server_is_logged_in_to_over_an_encrypted_connection_only(monke
 
 
 def test_the_heartbeat_is_a_call_of_its_url_and_a_failure_does_not_name_it() -> None:
-    assert beat(settings()) is None
+    soon = time.monotonic() + 60
+    assert beat(settings(), soon) is None
     with webhook() as receiver:
-        assert beat(settings(heartbeat_url=receiver.url)) is None
+        assert beat(settings(heartbeat_url=receiver.url), soon) is None
         assert receiver.paths == ["/services/T000/s3cret"]
         receiver.status = 500
-        assert beat(settings(heartbeat_url=receiver.url)) == DeliveryFailure("the heartbeat's receiver answered 500")
-    assert SECRET not in text_of(beat(settings(heartbeat_url=f"ftp://{SECRET}")))
+        assert beat(settings(heartbeat_url=receiver.url), soon) == DeliveryFailure(
+            "the heartbeat's receiver answered 500"
+        )
+    assert SECRET not in text_of(beat(settings(heartbeat_url=f"ftp://{SECRET}"), soon))
+
+
+def test_a_tick_ends_in_time_however_slow_its_receivers_are(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of a mail takes less than the time of a step, and a webhook and a heartbeat answer in drops."""
+    monkeypatch.setattr(alerts, "LONGEST_SEND", 0.5)
+    monkeypatch.setattr(alerts, "LONGEST_TICK", 2.2)
+    with webhook(slow=threading.Event()) as hook, mail_server(seconds=0.3) as mails:
+        addresses = [f"a{number}@b.example" for number in range(12)]
+        ticks = Ticks(
+            instance, webhook=hook.url, email_to=addresses, smtp_port=mails.port, heartbeat_url=f"{hook.url}/alive"
+        )
+        ticks.evaluate(False)
+        sensor, began = ticks.alerts.sensor(), time.monotonic()
+        told = str(sensor(dg.build_sensor_context(instance=instance, cursor=None)))
+        assert time.monotonic() - began < 3.5
+        assert hook.slow is not None
+        hook.slow.set()
+    assert "webhook: sending has not ended within 0.5 s; 0 sent, 1 wait" in told
+    assert "e-mail: sending has not ended within 0.5 s; 0 sent, 1 wait" in told
+    assert "the heartbeat's receiver has not answered in time" in told
+
+
+def test_what_a_receiver_takes_after_the_tick_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "LONGEST_SEND", 0.2)
+    with mail_server(seconds=1.5) as mails:
+        values = settings(email_to=["a@b.example"], smtp_port=mails.port)
+        courier = Courier(lambda _, found: mail(values, found))
+
+        def tick(waiting: dict[str, Receiver], now: float) -> tuple[dict[str, Receiver], list[str]]:
+            return deliver_all(waiting, now, courier, time.monotonic() + LONGEST_TICK)
+
+        left, words = tick({"e-mail": Receiver((RED,))}, RED.at)
+        assert words == ["e-mail: sending has not ended within 0.2 s; 0 sent, 1 wait"]
+        left, words = tick({"e-mail": left["e-mail"].with_new([GREEN])}, RED.at + 900)
+        assert words == ["e-mail: an earlier message is still being sent, 2 wait"]
+        wait_for(lambda: not courier.is_sending("e-mail"), "the end of the mail")
+        mails.seconds = 0.0
+        left, words = tick(left, RED.at + 900)
+        assert words == ["e-mail: 1 sent"] and not left["e-mail"].waiting
+    assert len(mails.messages) == 2
+
+
+def test_a_send_that_never_ends_holds_its_receiver_up_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alerts, "LONGEST_SEND", 0.05)
+    monkeypatch.setattr(alerts, "LEFT_BEHIND", 0.3)
+    hangs, sends = threading.Event(), []
+
+    def send(_: str, found: object) -> None:
+        sends.append(found)
+        if len(sends) == 1:
+            hangs.wait(20)
+
+    courier = Courier(send)
+    left, _ = deliver_all({"webhook": Receiver((RED,))}, RED.at, courier, time.monotonic() + LONGEST_TICK)
+
+    def is_sent() -> bool:
+        nonlocal left
+        left, _ = deliver_all(left, RED.at + 900, courier, time.monotonic() + LONGEST_TICK)
+        return not left["webhook"].waiting
+
+    assert not is_sent()
+    wait_for(is_sent, "a second send")
+    hangs.set()
+    assert len(sends) == 2
+
+
+def test_what_waits_for_a_receiver_that_is_gone_is_given_up_with_an_error_in_the_log(
+    instance: dg.DagsterInstance,
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        ticks = Ticks(instance)
+        ticks.cursor = Alerts({}, {"slack 3fa2c1": Receiver((RED, GREEN))}).cursor()
+        assert ticks.tick() == "no check has changed"
+    (given_up,) = (entry for entry in logged if entry["event"] == "alerts given up")
+    assert (given_up["log_level"], given_up["count"], given_up["receiver"]) == ("error", 2, "slack 3fa2c1")

@@ -61,7 +61,7 @@ class Ticks:
 
     def tick(self, now: float | None = None) -> str:
         self.told, words = JobNotifications([JOB], self.settings, self.send).look(
-            self.instance, Told.of_cursor(self.told.cursor(), 0), now or time.time()
+            self.instance, Told.of_cursor(self.told.cursor(), 0), now or time.time(), time.monotonic() + 60
         )
         return words
 
@@ -142,6 +142,6 @@ def test_a_busy_job_does_not_make_a_quiet_one_be_told_again(ticks: Ticks, monkey
     events = {**ticks.told.events, "busy": tuple(f"{number}:on_start" for number in range(4))}
     ticks.told = replace(ticks.told, events=events)
     notifications = JobNotifications([busy, JOB], ticks.settings, ticks.send)
-    ticks.told, words = notifications.look(ticks.instance, ticks.told, time.time())
+    ticks.told, words = notifications.look(ticks.instance, ticks.told, time.time(), time.monotonic() + 60)
     assert words == "nothing to tell" and len(ticks.sent) == before
     assert len(ticks.told.events["busy"]) == 4 and len(ticks.told.events["orders"]) == 2

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,14 @@ import pytest
 from pydantic import SecretStr
 
 from orchestration.quality import services
-from orchestration.quality.alerts import deliver_all, receivers, tell_service
+from orchestration.quality.alerts import LONGEST_TICK, Courier, deliver_all, receivers, tell_service
 from orchestration.quality.job_notifications import send
 from orchestration.quality.transitions import Alerts, DeliveryFailure, ObservedCheck, Receiver, Transition, by_stream
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.platform import extras
 from streaming_jobs.settings import Settings, load
 from tests.support.receivers import Webhook, webhook
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +36,18 @@ TOKEN = "s3cret-token"
 def service() -> Iterator[Webhook]:
     with webhook() as hook:
         yield hook
+
+
+@pytest.fixture
+def logged() -> Iterator[StringIO]:
+    """What the process logs at every level; caplog has the loggers that keep their records to themselves as well."""
+    text, root = StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(text), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield text
+    root.removeHandler(handler)
+    root.setLevel(level)
 
 
 def url(service: Webhook, path: str = TOKEN, kind: str = "json") -> str:
@@ -59,8 +75,11 @@ def change(number: int, text: str = "the stream is dead", state: str = "failed")
     )
 
 
-def delivered(home: Settings, waiting: dict[str, Receiver]) -> tuple[dict[str, Receiver], str]:
-    left, words = deliver_all(waiting, NOW, lambda name, some: tell_service(home, name, some))
+def delivered(
+    home: Settings, waiting: dict[str, Receiver], within: float = LONGEST_TICK
+) -> tuple[dict[str, Receiver], str]:
+    courier = Courier(lambda name, some: tell_service(home, name, some))
+    left, words = deliver_all(waiting, NOW, courier, time.monotonic() + within)
     return left, "; ".join(words)
 
 
@@ -128,25 +147,61 @@ def test_a_slow_service_ends_at_the_deadline_and_one_that_is_down_waits_while_th
     assert all(receiver.next_try > NOW for receiver in left.values() if receiver.waiting)
 
 
-def test_services_that_use_a_tick_up_leave_the_others_their_queue(
-    tmp_path: Path, service: Webhook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestration.quality.alerts.LONGEST_TICK", 0.0)
+def test_services_that_use_a_tick_up_leave_the_others_their_queue(tmp_path: Path, service: Webhook) -> None:
     home = settings(tmp_path, url(service))
-    left, words = delivered(home, queued(home, change(1)))
-    assert next(iter(left.values())).waiting and words.endswith("waits for the next tick") and not service.bodies
+    left, words = delivered(home, queued(home, change(1)), within=5.0)
+    assert next(iter(left.values())).waiting and words.endswith("1 wait for the next tick") and not service.bodies
 
 
-def test_no_name_no_failure_and_no_log_shows_the_token(
-    tmp_path: Path, service: Webhook, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
+def test_no_name_no_failure_and_no_log_shows_the_token(tmp_path: Path, service: Webhook, logged: StringIO) -> None:
     service.status = 500
     home = settings(tmp_path, url(service), f"nonsense://{TOKEN}/x", f"slack://{TOKEN}")
     left, words = delivered(home, queued(home, change(1)))
-    shown = f"{words} {left} {caplog.text} {home!r} {home.model_dump_json()}"
+    shown = f"{words} {left} {logged.getvalue()} {home!r} {home.model_dump_json()}"
     assert "answered 500" in words and words.count("apprise does not know this URL, or it lacks a part") == 2
     assert TOKEN not in shown
+
+
+def test_a_worker_that_ends_after_its_deadline_logs_no_token_and_the_records_of_others_pass(
+    tmp_path: Path, logged: StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "TIMEOUT", 0.5)
+    monkeypatch.setattr(services, "_asset", services._asset.__wrapped__)
+    with webhook(slow=threading.Event()) as slow:
+        home = settings(tmp_path, url(slow))
+        _, words = delivered(home, queued(home, change(1)))
+        assert "did not answer within 0.5 s" in words and slow.slow is not None
+        slow.slow.set()
+        wait_for(lambda: bool(slow.bodies), "the late delivery")
+    others = logging.getLogger("urllib3.connectionpool")
+    others.debug("GET /of-another")
+    wait_for(lambda: not _working("apprise"), "the end of the late worker")
+    assert TOKEN not in logged.getvalue() and "GET /of-another" in logged.getvalue()
+    assert logging.getLogger("apprise").propagate is False
+
+
+def _working(name: str) -> bool:
+    """True while the worker of a service reads its answer."""
+    return any(
+        name in frame.filename
+        for thread in threading.enumerate()
+        if thread.ident in sys._current_frames()
+        for frame in traceback.extract_stack(sys._current_frames()[thread.ident])
+    )
+
+
+def test_a_delivery_in_one_thread_hides_no_record_of_another(
+    tmp_path: Path, service: Webhook, logged: StringIO
+) -> None:
+    home = settings(tmp_path, url(service))
+    delivered(home, queued(home, change(1)))  # the libraries are imported
+    service.slow = threading.Event()
+    thread = threading.Thread(target=delivered, args=(home, queued(home, change(2))))
+    thread.start()
+    logging.getLogger("urllib3.connectionpool").debug("GET /of-another")
+    service.slow.set()
+    thread.join()
+    assert len(service.bodies) == 2 and "GET /of-another" in logged.getvalue() and TOKEN not in logged.getvalue()
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path, service: Webhook) -> None:

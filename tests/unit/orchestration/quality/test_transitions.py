@@ -73,6 +73,37 @@ def test_what_waits_outlives_a_restart_and_a_receiver_that_the_settings_no_longe
     assert list(alerts.receivers) == ["e-mail"]
 
 
+@pytest.mark.parametrize(
+    ("before", "names", "kept", "lost"),
+    [
+        (["slack 1"], ["slack 2"], {"slack 2": 1}, {}),  # a new token
+        (["slack 1", "webhook"], ["slack 2", "webhook"], {"slack 2": 1, "webhook": 1}, {}),
+        (["slack 1"], ["slack 2", "slack 3"], {}, {"slack 1": 1}),
+        (["slack 1", "slack 2"], ["slack 3"], {}, {"slack 1": 1, "slack 2": 1}),
+        (["slack 1", "slack 2"], ["slack 2"], {"slack 2": 1}, {"slack 1": 1}),
+        (["slack 1"], ["json 2"], {}, {"slack 1": 1}),
+        (["webhook"], [], {}, {"webhook": 1}),
+    ],
+)
+def test_what_waits_for_a_service_whose_token_was_replaced_is_that_of_the_new_one_or_is_known_to_be_lost(
+    before: list[str], names: list[str], kept: dict[str, int], lost: dict[str, int]
+) -> None:
+    (change,) = Alerts().look([seen("failed")], BOTH, NOW)[1]
+    waiting = Receiver((change,)).refused(NOW)
+    alerts, gone = Alerts({}, dict.fromkeys(before, waiting)).handed_over(names)
+    assert {name: len(each.waiting) for name, each in alerts.receivers.items()} == kept
+    assert {name: len(each.waiting) for name, each in gone.items()} == lost
+    after, _ = alerts.look([], dict.fromkeys(names, "warning"), NOW)  # type: ignore[arg-type]
+    assert {name: len(each.waiting) for name, each in after.receivers.items() if each.waiting} == kept
+
+
+def test_a_new_token_is_tried_at_once_and_an_empty_queue_is_no_loss() -> None:
+    (change,) = Alerts().look([seen("failed")], BOTH, NOW)[1]
+    alerts, _ = Alerts({}, {"slack 1": Receiver((change,)).refused(NOW)}).handed_over(["slack 2"])
+    assert alerts.receivers["slack 2"].is_due(NOW)
+    assert Alerts({}, {"slack 1": Receiver()}).handed_over([]) == (Alerts(), {})
+
+
 @pytest.mark.parametrize("text", [None, "", "no json", "[]", '{"known": 3}', '{"receivers": {"webhook": {}}}'])
 def test_a_cursor_that_cannot_be_read_counts_as_none(text: str | None) -> None:
     assert Alerts.of_cursor(text) == Alerts()

@@ -100,6 +100,19 @@ def test_phases_and_the_ages_of_tables_follow_the_batches_and_outlive_the_sessio
     assert first_status(home, STREAM).tables == status.tables
 
 
+def test_a_batch_that_an_earlier_session_has_committed_makes_no_table_fresh_and_counts_in_the_totals_alone(
+    make: Make, clock: Clock
+) -> None:
+    running = make()
+    running.batch_done(reported(0))
+    before = running.status.tables["evens"]
+    clock.now += 50
+    running.batch_done(reported(1, skipped=True))
+    status = running.status
+    assert (status.tables["evens"], status.batches) == (before, 1)
+    assert status.totals is not None and (status.totals.batch, status.totals.records) == (1, 30)
+
+
 def test_lag_is_the_one_of_now_while_a_batch_runs_and_before_the_first_one(make: Make, clock: Clock) -> None:
     """From the topic's end, not from Spark's last report: 47,000 records came, and no batch has ended since."""
     running = make()
