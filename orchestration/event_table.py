@@ -67,7 +67,7 @@ def synchronise(settings: Settings, streams: Iterable[str]) -> int:
     table, names = event_table(settings), list(streams)
     for _ in range(_TRIES):
         number = (table.transaction(_APPLICATION) or 0) + 1
-        there = _newest(table)
+        there = table.newest()
         since = there - _OVERLAP if there is not None else datetime.fromtimestamp(0, UTC)
         known = {event.id for event in rows(settings, since=since)}
         missing = [event for event in found(settings, names, since) if event.id not in known]
@@ -97,14 +97,6 @@ def rows(settings: Settings, *, since: datetime) -> list[Event]:
         return []
     ordered = read.sort_by([("at", "ascending"), ("id", "ascending")])
     return [Event(**row) for row in ordered.drop_columns(["id"]).to_pylist()]
-
-
-def _newest(table: AppendTable) -> datetime | None:
-    import pyarrow.compute as pc
-
-    times = table.read(columns=["at"])
-    newest: datetime | None = pc.max(times["at"]).as_py() if times is not None else None
-    return newest
 
 
 def _of_mark(stream: str, mark: Mark) -> Event:

@@ -2,9 +2,11 @@
 
 A session is a run of the job that its stream is: START, then a RUNNING event for the batches since the last look, then
 COMPLETE, FAIL, or ABORT for a session that was killed. A look reads files only, so no batch waits for a receiver, and a
-receiver that was down gets all of it later: what the cursor has not passed is made again, with the same run ids. Topics
-are inputs, with the number of records; tables are outputs, with columns, rows and the version that the last of the
-batches made. The facet `recourse_batches` of a run has offsets, versions and the code of these batches.
+receiver that was down gets all of it later: what the cursor has not passed is made again, with the same run ids.
+
+Inputs are topics, with the number of records, and tables that the stream reads. Outputs are topics that it writes, and
+its tables, with columns, rows and the version that the last of the batches made. The facet `recourse_batches` of a run
+has offsets, versions and the code of these batches.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from reprocessing.timeline.timeline import BatchPoint, read_batches
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_history import SessionEvent, session_events
 from streaming_jobs.storage.locations import StorePath, delta_table
-from streaming_jobs.stream import Stream
+from streaming_jobs.stream import KafkaTopic, Stream
 
 if TYPE_CHECKING:
     from streaming_jobs.storage.locations import Location
@@ -176,8 +178,14 @@ class Lineage:
             eventTime=datetime.fromtimestamp(at, UTC).isoformat(),
             run=event_v2.Run(str(generate_static_uuid(began, name.encode())), {"processing_engine": engine, **facets}),
             job=self._job,
-            inputs=[self._topic(topic.name, records or {}) for topic in self.stream.topics],
-            outputs=[self._table(name, rows or {}, versions or {}) for name in self.stream.table_names],
+            inputs=[
+                *(self._topic(topic, records or {}) for topic in self.stream.topics),
+                *(self._table_read(table.name) for table in self.stream.tables_read),
+            ],
+            outputs=[
+                *(self._table(name, rows or {}, versions or {}) for name in self.stream.table_names),
+                *(event_v2.OutputDataset(self._cluster, sink.topic.name) for sink in self.stream.topic_sinks.values()),
+            ],
             producer=PRODUCER,
         )
 
@@ -190,9 +198,13 @@ class Lineage:
             self.settings.lineage.namespace, self.stream.name, {"jobType": kind, "documentation": words}
         )
 
-    def _topic(self, name: str, records: dict[str, int]) -> event_v2.InputDataset:
+    @property
+    def _cluster(self) -> str:
         servers = self.settings.kafka.bootstrap_servers.split(",")[0].strip() or "embedded"
-        topic = next(topic for topic in self.stream.topics if topic.name == name)
+        return f"kafka://{servers}"
+
+    def _topic(self, topic: KafkaTopic, records: dict[str, int]) -> event_v2.InputDataset:
+        name = topic.name
         columns = [(field.name, field.dataType.simpleString()) for field in topic.value.schema.fields]
         read: dict[str, Any] = {}
         if name in records:
@@ -200,16 +212,21 @@ class Lineage:
                 rowCount=records[name], producer=PRODUCER
             )
         return event_v2.InputDataset(
-            namespace=f"kafka://{servers}", name=name, facets={"schema": _schema(columns)}, inputFacets=read
+            namespace=self._cluster, name=name, facets={"schema": _schema(columns)}, inputFacets=read
         )
 
+    def _table_read(self, name: str) -> event_v2.InputDataset:
+        namespace, place = _named(self.settings.tables / name)
+        return event_v2.InputDataset(namespace=namespace, name=place, facets=self._schema_of(name))
+
+    def _schema_of(self, table: str) -> dict[str, Any]:
+        if table not in self._columns:
+            self._columns[table] = _columns(self.settings.tables / table)
+        columns = self._columns[table]
+        return {"schema": _schema(columns)} if columns else {}
+
     def _table(self, name: str, rows: dict[str, int], versions: dict[str, int]) -> event_v2.OutputDataset:
-        location = self.settings.tables / name
-        facets: dict[str, Any] = {}
-        if name not in self._columns:
-            self._columns[name] = _columns(location)
-        if columns := self._columns[name]:
-            facets["schema"] = _schema(columns)
+        facets = self._schema_of(name)
         if name in versions:
             number = str(versions[name])
             facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(number, producer=PRODUCER)
@@ -218,7 +235,7 @@ class Lineage:
             written["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
                 rowCount=rows[name], producer=PRODUCER
             )
-        namespace, place = _named(location)
+        namespace, place = _named(self.settings.tables / name)
         return event_v2.OutputDataset(namespace=namespace, name=place, facets=facets, outputFacets=written)
 
 

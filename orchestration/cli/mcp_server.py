@@ -31,7 +31,9 @@ INSTRUCTIONS = """Recourse runs streams from Kafka to Delta tables. Begin with s
 find the condition that they meet with sample_rows, then plan_recovery, and show the plan to a person. A plan changes no
 table; applying it does: never apply a plan that a person has not confirmed in this conversation."""
 
-Bound = Literal["before_first_bad", "to_batch", "to_datetime", "by_duration", "to_earliest", "savepoint", "before_code"]
+BackTo = Literal[
+    "before_first_bad", "to_batch", "to_datetime", "by_duration", "to_earliest", "savepoint", "before_code"
+]
 
 
 def mcp(context: typer.Context) -> None:
@@ -120,7 +122,7 @@ async def recovery(plan: str) -> str:
     return await _read("recover", "show", names=[plan])
 
 
-async def plan_recovery(stream: str, back_to: Bound, value: str = "", until: str = "") -> str:
+async def plan_recovery(stream: str, back_to: BackTo, value: str = "", until: str = "") -> str:
     """Plan a recovery of a stream; changes no table.
 
     `value` belongs to `back_to`: a SQL condition that is true for wrong rows (before_first_bad), a batch number

@@ -47,8 +47,6 @@ COLUMNS = [
 ]
 RIGHT = ["recoveries", "last batch", "rows/s", "lag", "behind", "dead letters", "heartbeat"]
 _UNREAD_COLUMNS = ["topic", "partition", "next offset", "end", "lag", "oldest unread", "age"]
-_FRESH = 15.0
-"""Age in seconds up to which a lag is shown without its age: a driver measures it every two seconds."""
 _RULES_SHOWN = 5
 _MOST_SHOWN = 40
 """Partitions whose lag is printed, those with the most unread records."""
@@ -70,9 +68,9 @@ class ObservedStream:
     @property
     def live(self) -> bool:
         """True if a session runs the stream."""
-        from streaming_jobs.state.status import ENDED
+        from streaming_jobs.state.health import is_live
 
-        return self.owner is not None and self.state not in ("dead", *ENDED)
+        return is_live(self.owner, self.state)
 
     @property
     def asked_to_stop(self) -> bool:
@@ -105,7 +103,9 @@ class ObservedStream:
     @property
     def lag_is_fresh(self) -> bool:
         """True if the lag is shown without its age."""
-        return self.lag_age is not None and self.lag_age <= _FRESH
+        from streaming_jobs.state.health import LAG_FRESH
+
+        return self.lag_age is not None and self.lag_age <= LAG_FRESH
 
     def as_json(self, home: str = "") -> dict[str, Any]:
         """The stable form: the status file's fields, the state as observed, the verdict, and who holds the lease."""

@@ -16,7 +16,7 @@ import structlog
 
 from orchestration.metrics.scrape import ScrapedHome, ScrapedStream
 from streaming_jobs.runtime.code_version import package_version
-from streaming_jobs.state.health import NEITHER, Word
+from streaming_jobs.state.health import LAG_FRESH, NEITHER, Word
 from streaming_jobs.state.status import State, Status, Totals, moment
 
 log = structlog.get_logger()
@@ -24,8 +24,6 @@ log = structlog.get_logger()
 PREFIX = "recourse_"
 MOST_PARTITIONS = 64
 """Partitions of a topic up to which the lag of each is exported."""
-FRESH = 15.0
-"""Age in seconds up to which the lag of a driver counts as present: a driver measures it every two seconds."""
 VERDICTS = ("well", "yellow", "red", *NEITHER)
 STATES = (*get_args(State), "dead", "silent", *(each for each in NEITHER if each != "stopped"))
 
@@ -110,7 +108,7 @@ def _age(stream: ScrapedStream, at: float | None) -> float | None:
 
 def _sees_ends(stream: ScrapedStream, status: Status) -> bool:
     """True while a driver looks at the ends of the topics: what it saw last is still so."""
-    return stream.live and status.lag_at is not None and stream.at - status.lag_at <= FRESH
+    return stream.live and status.lag_at is not None and stream.at - status.lag_at <= LAG_FRESH
 
 
 def _lag_seconds(stream: ScrapedStream, status: Status) -> float | None:

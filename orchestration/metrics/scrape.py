@@ -14,8 +14,8 @@ import structlog
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.health import Health, HealthLimits, existing_folder, judge, look
-from streaming_jobs.state.status import ENDED, Status, streams_with_status
+from streaming_jobs.state.health import Health, HealthLimits, existing_folder, is_live, judge, look
+from streaming_jobs.state.status import Status, streams_with_status
 
 log = structlog.get_logger()
 
@@ -154,7 +154,7 @@ def _scraped(settings: Settings, name: str) -> ScrapedStream:
     except Exception as error:  # noqa: BLE001 - a file of another version, or truncated: the figure says so
         log.info("the files of a stream cannot be read", stream=name, reason=repr(error)[:200])
         return ScrapedStream(name, time.time(), error=f"its files cannot be read: {type(error).__name__}")
-    live = seen.session is not None and health.state not in ("dead", *ENDED)
+    live = is_live(seen.session, health.state)
     missing = "" if seen.status is not None else "its status file is missing or truncated"
     return ScrapedStream(name, seen.at, seen.status, health, live, missing)
 

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from streaming_jobs.storage.locations import Location, delta_options, delta_table
 
@@ -26,6 +24,12 @@ if TYPE_CHECKING:
 
 UPKEEP_EVERY = 25
 """Versions."""
+_CONFIGURATION = {
+    "delta.setTransactionRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.checkpointInterval": "50",
+}
 _RETRIES = 50
 _READS = 3
 
@@ -88,15 +92,15 @@ class AppendTable:
                     raise
         return None
 
-    @cached_property
-    def _configuration(self) -> dict[str, str]:
-        return {
-            "delta.setTransactionRetentionDuration": "interval 1 days",
-            "delta.logRetentionDuration": "interval 1 days",
-            "delta.deletedFileRetentionDuration": "interval 1 hours",
-            "delta.checkpointInterval": "50",
-            "delta.dataSkippingStatsColumns": f"`{self.clock}`",
-        }
+    def newest(self) -> datetime | None:
+        """The greatest time of a row, by the log; None without rows, or without the table."""
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            times = self._times(delta_table(self.location), "max")
+        except TableNotFoundError:
+            return None
+        return max(times, default=None)
 
     def _opened_or_made(self) -> DeltaTable:
         from deltalake import DeltaTable
@@ -107,11 +111,11 @@ class AppendTable:
         except TableNotFoundError:
             with suppress(CommitFailedError, DeltaError):  # another process makes it
                 return DeltaTable.create(
-                    self.location if isinstance(self.location, Path) else str(self.location),
+                    str(self.location),
                     schema=self.schema,
                     mode="error",
                     name=self.location.name,
-                    configuration=self._configuration,
+                    configuration={**_CONFIGURATION, "delta.dataSkippingStatsColumns": f"`{self.clock}`"},
                     storage_options=delta_options(self.location),
                 )
             return delta_table(self.location)
@@ -122,7 +126,8 @@ class AppendTable:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         before = datetime.now(UTC) - self.keep
-        if handle.version() % UPKEEP_EVERY and not self._older_than(handle, before - timedelta(days=1)):
+        oldest = min(self._times(handle, "min"), default=before)
+        if handle.version() % UPKEEP_EVERY and oldest >= before - timedelta(days=1):
             return
         try:
             handle.update_incremental()
@@ -137,12 +142,10 @@ class AppendTable:
         except (DeltaError, OSError) as error:  # the rows are there; the next append tries again
             structlog.get_logger().warning("table_upkeep_failed", table=self.location.name, error=str(error)[:300])
 
-    def _older_than(self, handle: DeltaTable, at: datetime) -> bool:
+    def _times(self, handle: DeltaTable, bound: Literal["min", "max"]) -> list[datetime]:
+        """The least or the greatest time of each file that has rows."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         files = pa.table(handle.get_add_actions(flatten=True))
-        if f"min.{self.clock}" not in files.column_names or not files.num_rows:
-            return False
-        least = pc.min(files[f"min.{self.clock}"]).as_py()
-        return least is not None and least < at
+        name = f"{bound}.{self.clock}"
+        return files[name].drop_null().to_pylist() if name in files.column_names else []

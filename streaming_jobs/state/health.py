@@ -297,6 +297,15 @@ def _supervised(seen: HealthFacts) -> str:
     return f"; Dagster's job {seen.supervisor.job}: {seen.supervisor.verdict}" if seen.supervisor is not None else ""
 
 
+LAG_FRESH = 15.0
+"""Age in seconds up to which the lag that a driver saw counts as present: a driver measures it every two seconds."""
+
+
+def is_live(holder: Owner | None, state: str) -> bool:
+    """True if a session runs the stream: `holder` has its lease, and `state` is that of a verdict."""
+    return holder is not None and state not in ("dead", *ENDED)
+
+
 def state_of(seen: HealthFacts, stale_after: float) -> str:
     """The state to show.
 

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from openlineage.client.serde import Serde
+from pyspark.sql.types import LongType, StructField, StructType
 from requests import HTTPError, Response
 
 from orchestration.lineage import Lineage, Position, client, send
+from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_history import note_session_event
@@ -56,6 +60,24 @@ def test_a_session_is_a_run_with_its_batches_and_its_end(home: Settings) -> None
     output = next(one for one in running["outputs"] if one["name"].endswith(f"/{PRIMARY}"))
     assert output["facets"]["version"]["datasetVersion"] == str(batches["versions"][PRIMARY])
     assert output["outputFacets"]["outputStatistics"]["rowCount"] > 0 and output["namespace"] == "file"
+
+
+def test_tables_that_are_read_and_topics_that_are_written_are_told_too(home: Settings) -> None:
+    schema = StructType([StructField("n", LongType())])
+    topic = KafkaTopic("things_out", value=Json(schema))
+
+    @stream(source=DeltaSource("things_in", schema=schema), sink={"kept": DeltaTable("kept"), "out": KafkaSink(topic)})
+    def copied(things_in: Any) -> Any:
+        """Rows of a table, to a table and a topic."""
+
+    write_deltalake(home.tables_folder / "things_in", pa.table({"n": [1]}))
+    lay_sessions(home, (THEN, "started"), stream=copied.name)
+    ((event, _),) = Lineage(home, copied).since(Position())
+    told = json.loads(Serde.to_json(event))
+    (source,) = told["inputs"]
+    assert source["name"] == str(home.tables_folder / "things_in")
+    assert [field["name"] for field in source["facets"]["schema"]["fields"]] == ["n"]
+    assert ("kafka://embedded", "things_out") in [(one["namespace"], one["name"]) for one in told["outputs"]]
 
 
 def test_ends_are_told_apart(home: Settings) -> None:

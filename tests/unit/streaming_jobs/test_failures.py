@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
+import pyspark
 import pytest
 
 from streaming_jobs.errors import (
@@ -82,6 +84,15 @@ def test_a_full_disk_may_pass_and_is_told_as_what_it_is(text: str) -> None:
 @pytest.mark.parametrize("error", [Fenced("a"), LeaseBusy("b"), OffsetsLost("KAFKA_DATA_LOSS"), RecourseError("c")])
 def test_an_error_of_ours_stays_itself(error: RecourseError) -> None:
     assert classify(error) is error
+
+
+def test_a_rival_driver_on_a_store_is_permanent_in_the_words_of_the_installed_spark() -> None:
+    """The file manager of S3 lets the write fail, upon which Spark's log of batches raises this condition."""
+    (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-common-utils_*.jar")
+    with ZipFile(jar) as opened:
+        conditions = json.loads(opened.read("error/error-conditions.json"))
+    words = "\n".join(conditions["_LEGACY_ERROR_TEMP_2207"]["message"])
+    assert isinstance(classify(RuntimeError(words)), PermanentError)
 
 
 def test_a_python_process_that_was_killed_is_told_as_such() -> None:
