@@ -35,7 +35,7 @@ class DeltaSource:
     the version; timestamp: the time of the version's commit; key: null; tombstone: false). `schema` may be left out if
     one of our streams writes the table with a declared schema; columns that it does not have are not read. `event_time`
     and `lateness` are those of `KafkaTopic`. A row whose event time is more than `max_ahead` after the time of its
-    commit is a dead letter (`event_time_ahead`); None: no such bound.
+    commit is a dead letter (`event_time_ahead`); None: no such bound. `idle_after` is that of `KafkaTopic`.
     """
 
     name: str
@@ -43,6 +43,7 @@ class DeltaSource:
     event_time: str | None = None
     lateness: str | None = None
     max_ahead: str | None = None
+    idle_after: str | None = None
     description: str = ""
     owners: Sequence[str] = ()
 
@@ -51,8 +52,12 @@ class DeltaSource:
         object.__setattr__(self, "schema", checked_schema(f"table {self.name}", self.schema))
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"table {self.name}: event_time and lateness go together", "set both, or neither")
+        if self.idle_after is not None and self.event_time is None:
+            raise UsageError(
+                f"table {self.name}: idle_after is of the event time, and there is none", "set event_time and lateness"
+            )
         object.__setattr__(self, "owners", checked_names(f"table {self.name}", "owners", self.owners))
-        for option in ("lateness", "max_ahead"):
+        for option in ("lateness", "max_ahead", "idle_after"):
             if (duration := getattr(self, option)) is not None:
                 parse_duration(duration, f"table {self.name}: {option}")
         if self.event_time is not None and not isinstance(self.event_time, str):

@@ -250,9 +250,10 @@ class KafkaTopic:
     `timestamp_type` is set). With `event_time`, a field of timestamps or a column that is made (see above), the
     frame has a watermark of `lateness` on it. A record whose event time is more than `max_ahead` after its Kafka
     timestamp is then a dead letter (`event_time_ahead`), since it would move the watermark past all other records;
-    None: no such bound. A null event time does not move the watermark; windows leave its row out. A record with a null
-    value is a dead letter, or, with `tombstones="keep"`, a row whose fields are all null and whose `_source.tombstone`
-    is true. Only committed records are read.
+    None: no such bound. A null event time does not move the watermark; windows leave its row out. Windows and joins of
+    several sources wait for the slowest one, but not for one that has had no record for `idle_after`: its next records
+    may be late. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row whose fields are all
+    null and whose `_source.tombstone` is true. Only committed records are read.
     """
 
     name: str
@@ -260,6 +261,7 @@ class KafkaTopic:
     event_time: str | EventTime | None = None
     lateness: str | None = None
     max_ahead: str | None = MAX_AHEAD
+    idle_after: str | None = None
     tombstones: Literal["dead_letter", "keep"] = "dead_letter"
     headers: bool = False
     timestamp_type: bool = False
@@ -276,10 +278,14 @@ class KafkaTopic:
             )
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
+        if self.idle_after is not None and self.event_time is None:
+            raise UsageError(
+                f"topic {self.name}: idle_after is of the event time, and there is none", "set event_time and lateness"
+            )
         if self.tombstones not in (allowed := ("dead_letter", "keep")):
             raise UsageError(f"topic {self.name}: tombstones='{self.tombstones}'", instead(self.tombstones, allowed))
         object.__setattr__(self, "owners", checked_names(f"topic {self.name}", "owners", self.owners))
-        for option in ("lateness", "max_ahead"):
+        for option in ("lateness", "max_ahead", "idle_after"):
             if (duration := getattr(self, option)) is not None:
                 parse_duration(duration, f"topic {self.name}: {option}")
         self._check_event_time(f"topic {self.name}")

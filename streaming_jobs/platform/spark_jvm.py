@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -46,15 +47,26 @@ if TYPE_CHECKING:
 def new_object(session: SparkSession, name: str, source: str) -> Any:
     """An object of the public class `recourse.<name>`: `source` is its file, with a constructor without arguments.
 
-    Raises Py4JError if the JVM does not compile it.
+    A JVM compiles it once: Py4J remembers methods by the name of their class, and would call those of another class of
+    the same name. Raises Py4JError if the JVM does not compile it.
     """
     jvm, gateway = session._jvm, session.sparkContext._gateway
     assert jvm is not None and gateway is not None
+    compiled = _COMPILED.setdefault(gateway, {})
+    if name not in compiled:
+        compiled[name] = _constructor(jvm, name, source)
+    return compiled[name].newInstance(gateway.new_array(jvm.java.lang.Object, 0))
+
+
+_COMPILED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+"""The constructors of the classes that a JVM, by its gateway, has compiled."""
+
+
+def _constructor(jvm: Any, name: str, source: str) -> Any:
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
     compiler.cook(f"package recourse;\n{source}")
-    constructor = compiler.getClassLoader().loadClass(f"recourse.{name}").getDeclaredConstructors()[0]
-    return constructor.newInstance(gateway.new_array(jvm.java.lang.Object, 0))
+    return compiler.getClassLoader().loadClass(f"recourse.{name}").getDeclaredConstructors()[0]
 
 
 # The heap of a session's JVM: collected when its old objects have doubled, not when it is full.

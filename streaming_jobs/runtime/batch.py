@@ -30,6 +30,7 @@ from streaming_jobs.runtime.batch_hooks import (
     choose_path,
     fits_the_driver,
 )
+from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
@@ -145,27 +146,6 @@ def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
     return tuple(each for entry in entries for each in entry.written)
 
 
-# The frames of a batch, by the sinks that take them.
-
-
-def output_frames(
-    stream: Stream, sinks: SinkSet, frame: DataFrame, topics: Sequence[str], held: ExitStack
-) -> dict[str, DataFrame]:
-    """A fitted frame for each sink of the function's outputs, by the sink's name.
-
-    With one output, Spark's frame is fitted to it already. With several, it is the source's, and computed once for all.
-    """
-    if len(stream.output_names) == 1:
-        return {sinks.primary.name: frame, sinks.first.name: frame}
-    held.callback(frame.unpersist)
-    outputs = stream.outputs(**{next(iter(stream.sources)): frame.persist()})
-    names = {sink.name: name for name, sink in stream.sinks.items()}
-    names |= {sink.ledger_name: name for name, sink in stream.topic_sinks.items()}
-    each = (sinks.primary, *sinks.secondary, *sinks.topics)
-    fitted = {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
-    return {sinks.primary.name: frame, **fitted}
-
-
 def run(frame: DataFrame) -> None:
     """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
     frame.write.format("noop").mode("overwrite").save()
@@ -191,6 +171,8 @@ class BatchPipeline:
     upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
     pause: Pause | None = None
+    shared: SharedPlan | None = None
+    """What the outputs share, if there are several: a batch's frame has its rows."""
     ends_when_quiet: bool = False
     """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -367,11 +349,14 @@ class BatchPipeline:
         return committed
 
     def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
-        """Prepare the rows of every table that does not have this batch yet; with one sink, `frame` is fitted to it."""
+        """Prepare the rows of every table that does not have this batch yet."""
         topics = [source.name for source in self.sources]
         others = (*self.sinks.secondary, *self.sinks.topics)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
-        frames = output_frames(self.stream, self.sinks, frame, topics, held)
+        frames = {self.sinks.primary.name: frame, self.sinks.first.name: frame}
+        if self.shared is not None:
+            held.callback(frame.unpersist)
+            frames |= self.shared.outputs_of(frame.persist())
         if self.sinks.topics_only and not waiting:
             run(frame)
         staged = {}

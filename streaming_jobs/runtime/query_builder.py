@@ -1,7 +1,7 @@
 """From a declaration to a query that is ready to start: topics, plan, tables and record are brought together here.
 
 Errors that can be seen beforehand are refused before Spark starts the query: an output that does not fit its table, a
-changed aggregation on existing state, several sinks behind state.
+changed aggregation on existing state, outputs that do not share their state.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
     EMIT,
@@ -53,6 +54,7 @@ from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
+from streaming_jobs.sources.batch_watermark import TimedSource, WatermarkServer
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
@@ -160,6 +162,20 @@ def sources_of(
     return made
 
 
+def timed_sources(sources: Sequence[KafkaSource | TableSource], server: WatermarkServer) -> list[TimedSource | None]:
+    """How each source says how far its event times are; None for one without a watermark."""
+    made, number = list[TimedSource | None](), 0
+    for source in sources:
+        if source.event_time is None or source.lateness is None:
+            made.append(None)
+            continue
+        idle = source.declared.idle_after
+        seconds = parse_duration(idle).total_seconds() if idle is not None else None
+        made.append(TimedSource(server.path, number, source.event_time, milliseconds(source.lateness), seconds))
+        number += 1
+    return made
+
+
 # What a batch requests from its running query (`batch_hooks.Query`).
 
 _DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
@@ -233,12 +249,14 @@ class BuiltQuery:
     writer: DataStreamWriter
     handle: QueryHandle
     conf: AbstractContextManager[None]
+    watermarks: WatermarkServer
 
     def start(self) -> StreamingQuery:
         """Start the query; it keeps the session's configuration of this moment."""
         with self.conf:
             query = self.writer.start()
         self.handle.bind(query)
+        self.watermarks.bind(query)
         return query
 
 
@@ -274,10 +292,13 @@ class QueryBuilder:
 
     @property
     def _emit(self) -> Emit:
-        """When an operator with state emits; a stream with state has one sink."""
-        if self.stream.topics_only:
-            return next(iter(self.stream.topic_sinks.values())).emit
-        return emits(self.stream.primary)
+        """When an operator with state emits: at the same time into all sinks."""
+        return next(iter(self._emits.values()))
+
+    @property
+    def _emits(self) -> dict[str, Emit]:
+        topics, tables = self.stream.topic_sinks, self.stream.sinks
+        return {name: topics[name].emit if name in topics else emits(tables[name]) for name in self.stream.output_names}
 
     @property
     def limits(self) -> BatchLimits:
@@ -303,8 +324,12 @@ class QueryBuilder:
             record = stream_record.save(self.settings, record)
         sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
+        watermarks = WatermarkServer()
+        timed = {s.parameter: each for s, each in zip(sources, timed_sources(sources, watermarks), strict=True)}
         frames = {
-            s.parameter: s.stream(spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name)
+            s.parameter: s.stream(
+                spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name, timed=timed[s.parameter]
+            )
             for s in sources
         }
         outputs = self._outputs(frames)
@@ -334,14 +359,18 @@ class QueryBuilder:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
-        if len(outputs) == 1:  # in the table's columns from the start, so that no batch is planned a second time
-            frame = sinks.first.fit(next(iter(outputs.values())), [source.name for source in sources])
-            by_name = {source.reading_name(name): source for source in sources}
-            fields = {reading: source.fields for reading, source in by_name.items()}
-            for reading, used in used_columns(frame, fields).items():
-                by_name[reading].build_only(name, used)
+        # In the tables' columns from the start, so that no batch is planned a second time.
+        named = zip(self.stream.output_names, sinks.outputs, strict=True)
+        fitted = {sink.name: sink.fit(outputs[name], [source.name for source in sources]) for name, sink in named}
+        if len(fitted) == 1:
+            frame = fitted[sinks.first.name]
         else:
-            frame = next(iter(frames.values()))
+            pipeline.shared = self._shared(frames, fitted)
+            frame = pipeline.shared.frame
+        by_name = {source.reading_name(name): source for source in sources}
+        fields = {reading: source.fields for reading, source in by_name.items()}
+        for reading, used in used_columns(frame, fields).items():
+            by_name[reading].build_only(name, used)
         updates = plan_traits.stateful and self._emit == "update"
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
@@ -349,6 +378,9 @@ class QueryBuilder:
             .option("checkpointLocation", hadoop_path(pipeline.files.checkpoint.folder))
             .foreachBatch(slices.around(pipeline))
         )
+        clocks = sum(each is not None for each in timed.values())
+        if plan_traits.stateful and clocks and plan_traits.watermarks == clocks:
+            watermarks.listen(spark, clocks)
         # Without it, a join of two streams would match rows whose keys are null.
         conf = set_to(spark, "spark.sql.constraintPropagation.enabled", "true")
         return BuiltQuery(
@@ -357,6 +389,7 @@ class QueryBuilder:
             triggered(writer, self.trigger, self._commit_interval),
             handle,
             conf if plan_traits.joins_streams else nullcontext(),
+            watermarks,
         )
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
@@ -367,6 +400,8 @@ class QueryBuilder:
         }
         outputs = self._outputs(frames)
         self._checked_traits(outputs)
+        if len(outputs) > 1:
+            self._shared(frames, outputs)
         self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
@@ -430,12 +465,15 @@ class QueryBuilder:
 
     def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
         each = [traits(frame) for frame in outputs.values()]
-        if len(outputs) > 1 and (any(t.stateful for t in each) or len(self.stream.sources) > 1):
+        stateful = any(t.stateful for t in each)
+        if stateful and len(set(self._emits.values())) > 1:
+            words = ", ".join(f"{name} at '{emit}'" for name, emit in self._emits.items())
             raise ConfigurationError(
-                f"stream {self.stream.name} has several sinks and keeps state or joins sources",
-                "split it: one stream for the state, and one for each further table",
+                f"stream {self.stream.name} keeps state, which is emitted for all its sinks at the same time, and its "
+                f"sinks want {words}",
+                "write emit='close' at the sinks with keys, or name the keys of the others",
             )
-        if len(outputs) == 1 and each[0].reads > len(self.stream.sources):
+        if any(t.reads > len(self.stream.sources) for t in each):
             raise ConfigurationError(
                 f"stream {self.stream.name} uses a topic's frame twice (a union or a join with itself), and Spark "
                 "would read the topic twice, at two positions",
@@ -458,12 +496,16 @@ class QueryBuilder:
             event = f"unknown operators may keep state or multiply rows: {route}"
             log.warning(event, stream=self.stream.name, operators=",".join(unknown))
         return PlanTraits(
-            stateful=each[0].stateful,
+            stateful=stateful,
             multiplies=any(t.multiplies for t in each),
             unknown=tuple(unknown),
             joins_streams=any(t.joins_streams for t in each),
             wall_clock=any(t.wall_clock for t in each),
+            watermarks=max(t.watermarks for t in each),
         )
+
+    def _shared(self, frames: Mapping[str, DataFrame], outputs: Mapping[str, DataFrame]) -> SharedPlan:
+        return SharedPlan.of(self.stream.name, frames.values(), outputs)
 
     def _bound(
         self,

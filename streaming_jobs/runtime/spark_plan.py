@@ -125,6 +125,8 @@ _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
 _BY_BATCH = ("FlatMapGroupsInPandas", "FlatMapGroupsInArrow")
 """Functions on the groups of one batch: no state, although stateful operators have similar names."""
+STATEFUL_NODE = rf"(?!({'|'.join(_BY_BATCH)})$)({'|'.join(_STATEFUL)}).*"
+"""The names of Spark's nodes that keep state, as a regular expression of Java and Python; a join is not among them."""
 _STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
 """Fingerprints of the first scheme have such nodes."""
 _WALL_CLOCK = re.compile(
@@ -172,9 +174,9 @@ _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 class PlanTraits:
     """The traits of a plan that decide the path of its batches; `reads` counts the sources in the plan.
 
-    `unknown` names the streaming operators that are in none of the lists here. `null_keys` has the equalities of full
-    outer joins of streams under which Spark would match null with null. With `wall_clock`, timers of the wall clock may
-    become due, for which Spark runs batches without an end.
+    `watermarks` counts the definitions of watermarks. `unknown` names the streaming operators that are in none of the
+    lists here. `null_keys` has the equalities of full outer joins of streams under which Spark would match null with
+    null. With `wall_clock`, timers of the wall clock may become due, for which Spark runs batches without an end.
     """
 
     stateful: bool
@@ -184,6 +186,7 @@ class PlanTraits:
     joins_streams: bool = False
     null_keys: tuple[str, ...] = ()
     wall_clock: bool = False
+    watermarks: int = 0
 
     @property
     def may_keep_state(self) -> bool:
@@ -213,7 +216,14 @@ def traits_of(plan: str) -> PlanTraits:
     null_keys = tuple(key for line in joins for key in _null_keys(line))
     wall_clock = any(_keeps_state(name) and _WALL_CLOCK.search(line) for name, line in nodes)
     return PlanTraits(
-        stateful, multiplies, sources, unknown, joins_streams=bool(joins), null_keys=null_keys, wall_clock=wall_clock
+        stateful,
+        multiplies,
+        sources,
+        unknown,
+        joins_streams=bool(joins),
+        null_keys=null_keys,
+        wall_clock=wall_clock,
+        watermarks=sum(name == "EventTimeWatermark" for name, _ in nodes),
     )
 
 

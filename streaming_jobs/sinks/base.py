@@ -208,6 +208,11 @@ class SinkSet:
         """The sink of the function's first output: the primary one, if the stream does not write topics only."""
         return self.topics[0] if self.topics_only else self.primary
 
+    @property
+    def outputs(self) -> Sequence[Sink]:
+        """The sinks of the function's outputs, in the order of `Stream.output_names`."""
+        return self.topics if self.topics_only else (self.primary, *self.secondary, *self.topics)
+
     def counted_as(self, sink: Sink) -> str:
         """The name under which the primary table's entry counts the rows of another sink."""
         if sink is self.dead_letters:

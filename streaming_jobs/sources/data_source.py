@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.sources.batch_watermark import SourceClock, TimedSource
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RECORD, note_used
 from streaming_jobs.storage.locations import Location
@@ -68,7 +69,8 @@ class Reading(ABC, Generic[PlannerT]):
     """What to read, offsets of a batch or of a start; it is pickled into Spark's Python processes.
 
     `name` is that of the data source, in plans too. With `limits` it is a stream that begins at `starts`. `workers` is
-    the number of cores that the session had when the query was built.
+    the number of cores that the session had when the query was built. With `timed`, its planner says how far its event
+    times are.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Reading(ABC, Generic[PlannerT]):
     ends: Mapping[int, int] | None = None
     limits: BatchLimits | None = None
     workers: int = 2
+    timed: TimedSource | None = None
 
     @property
     def tasks(self) -> int:
@@ -167,10 +170,13 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         self.reading = reading
         self.simple_reader: Any = self  # Spark asks it for `SupportsTriggerAvailableNow`
         self._planner: SourcePlanner | None = None
+        self._clock: SourceClock | None = None
+        self._split: tuple[dict[str, Any], dict[str, Any], Split] | None = None
         self._sent: tuple[dict[str, Any], dict[str, Any], list[pa.RecordBatch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reading": self.reading, "simple_reader": None, "_planner": None, "_sent": None}
+        unsent = {"simple_reader": None, "_planner": None, "_clock": None, "_split": None, "_sent": None}
+        return {"reading": self.reading, **unsent}
 
     @property
     def planner(self) -> SourcePlanner:
@@ -189,7 +195,21 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
         """The end of the next batch; `start` if there is nothing new."""
-        return self._named(self.planner.next_end(self._offsets(start)))
+        end = self._named(self.planner.next_end(self._offsets(start)))
+        if self.reading.timed is not None:
+            self._tell_time(self.reading.timed, start, end)
+        return end
+
+    def _tell_time(self, source: TimedSource, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Read the batch's records now instead of in `partitions`, and say how far their event times are."""
+        if self._clock is None:
+            self._clock = SourceClock(source)
+        if start == end:
+            self._clock.nothing()
+            return
+        split = self.reading.split(self.planner, self._offsets(start), self._offsets(end))
+        self._split = start, end, split
+        self._clock.batch(split[1])
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Note the present end: the query ends there."""
@@ -197,7 +217,11 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for records that are sent along, else one per task."""
-        parts, records = self.reading.split(self.planner, self._offsets(start), self._offsets(end))
+        if self._split is not None and self._split[:2] == (start, end):
+            parts, records = self._split[2]
+        else:  # after a restart: the batch was planned before
+            parts, records = self.reading.split(self.planner, self._offsets(start), self._offsets(end))
+        self._split = None
         self._sent = None if records is None else (start, end, records)
         return parts
 
@@ -215,6 +239,8 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         return self.reading.read(partition)
 
     def stop(self) -> None:
+        if self._clock is not None:
+            self._clock.close()
         if self._planner is not None:
             self._planner.close()
 
@@ -275,15 +301,24 @@ class FrameSource(ABC):
     ) -> Reading[Any]:
         """A reading from `start` on. `used` is a file that may list the columns in use."""
 
-    def stream(self, spark: SparkSession, *, start: Mapping[int, int], limits: BatchLimits, owner: str) -> DataFrame:
+    def stream(
+        self,
+        spark: SparkSession,
+        *,
+        start: Mapping[int, int],
+        limits: BatchLimits,
+        owner: str,
+        timed: TimedSource | None = None,
+    ) -> DataFrame:
         """The streaming frame of good records. `start` holds for a checkpoint's first batch only.
 
-        `owner` is the stream's name: the data sources of a session have different names.
+        `owner` is the stream's name: the data sources of a session have different names. With `timed`, its planner
+        says how far its event times are.
         """
         used = self._used(owner)
         used.unlink(missing_ok=True)
         reading = self._reading(self.reading_name(owner), "all", start, used)
-        judged = load(spark, replace(reading, limits=limits, workers=_parallel_tasks(spark)))
+        judged = load(spark, replace(reading, limits=limits, workers=_parallel_tasks(spark), timed=timed))
         frame = self._good(judged.observe(self.observation, *self._counted()))
         if self.event_time is None or self.lateness is None:
             return frame

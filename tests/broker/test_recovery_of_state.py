@@ -45,6 +45,15 @@ def places(readings):
 @stream(source=READINGS, sink=DeltaTable("distinct_readings"))
 def distinct_readings(readings):
     return readings.dropDuplicatesWithinWatermark(["id"]).select("place", "id", "at")
+
+@stream(source=READINGS, sink={"means": DeltaTable("minute_means"), "counts": DeltaTable("minute_counts")})
+def split_minutes(readings):
+    window = F.window("at", "1 minute")
+    both = readings.groupBy(window, "place").agg(F.count("*").alias("n"), F.sum("id").alias("total"))
+    flat = both.select(F.col("window.start").alias("minute"), "place", "n", "total")
+    mean = (F.col("total") / F.col("n")).alias("mean")
+    return {"counts": flat.select("minute", "place", "n"),
+            "means": flat.where("place <> 'plain'").select("minute", "place", mean)}
 """
 PLACES = ("plain", "two words", "a/b:50%")
 
@@ -132,6 +141,57 @@ def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, s
     assert plan["stateful"] and plan["records"] == 600
     home("recover", "apply", plan["id"], "--yes")
     assert home.rows(stream) == never_rewound
+
+
+@pytest.mark.timeout(300)
+def test_two_tables_behind_one_state_are_killed_between_their_commits_recovered_and_put_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, wrong = 'F.col("total") / F.col("n")', '-F.col("total") / F.col("n")'
+    home.send(0, 450)
+    monkeypatch.setenv("RECOURSE_CRASH", "split_minutes:secondary_committed:2")
+    assert "SIGKILL" in home("streams", "run", "split_minutes", "--trigger", "available-now", code=1)
+    monkeypatch.delenv("RECOURSE_CRASH")
+    home.read("split_minutes")
+    assert both_tables(home) == expected(450, wrong_from=450)
+    home.deploy(right, wrong)
+    home.send(450, 900)
+    home.read("split_minutes")
+    minutes_of_450 = 450 // 60 - 1  # those that were open when the code changed are wrong too
+    assert both_tables(home) == expected(900, wrong_from=minutes_of_450 * 60)
+    home.deploy("", "")
+    plan = home.plan("split_minutes", "--before-first-broken", "mean >= 0")
+    assert plan["stateful"]
+    home("recover", "apply", plan["id"], "--yes")
+    assert both_tables(home) == expected(900, wrong_from=900)
+    home("recover", "undo", plan["id"], "--yes")
+    assert both_tables(home) == expected(900, wrong_from=minutes_of_450 * 60)
+
+
+def both_tables(home: Home) -> tuple[list[tuple[int, str, float]], list[tuple[int, str, float]]]:
+    counts, means = (
+        [(row["minute"].hour * 60 + row["minute"].minute, row["place"], row[value]) for row in rows.to_pylist()]
+        for value, rows in (
+            ("n", DeltaTable(home.settings.tables / "minute_counts").to_pyarrow_table()),
+            ("mean", DeltaTable(home.settings.tables / "minute_means").to_pyarrow_table()),
+        )
+    )
+    return sorted(counts), sorted(means)
+
+
+def expected(last: int, *, wrong_from: int) -> tuple[list[tuple[int, str, float]], list[tuple[int, str, float]]]:
+    """The windows that the watermark has closed after so many readings; the sign of means is wrong from a second on."""
+    windows: dict[tuple[int, str], list[int]] = {}
+    for number in twice(0, last):
+        windows.setdefault((number // 60, PLACES[number % 3]), []).append(number)
+    closed = {key: numbers for key, numbers in windows.items() if (key[0] + 1) * 60 <= last - 1 - 60}
+    counts = sorted((minute, place, float(len(numbers))) for (minute, place), numbers in closed.items())
+    means = sorted(
+        (minute, place, sum(numbers) / len(numbers) * (-1 if minute * 60 >= wrong_from else 1))
+        for (minute, place), numbers in closed.items()
+        if place != "plain"
+    )
+    return counts, means
 
 
 @pytest.mark.long

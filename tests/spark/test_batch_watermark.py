@@ -1,0 +1,206 @@
+"""Windows are written by the batch that closes them, and a source without records does not hold others back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
+
+from streaming_jobs.platform.spark_jvm import new_object
+from streaming_jobs.sources.batch_watermark import TimedSource, WatermarkServer
+from streaming_jobs.sources.data_source import Reading, Split, load
+from streaming_jobs.sources.planner import BatchLimits
+from tests.support.driver import until
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ARROW = pa.schema([("_record", pa.struct([("at", pa.timestamp("us", "UTC"))])), ("_bad", pa.bool_())])
+LATENESS = 2_000
+
+
+@dataclass
+class Steps:
+    """A planner whose batches lie in a folder, one file for each; a file may come later."""
+
+    folder: Path
+
+    def next_end(self, start: Mapping[int, int]) -> dict[int, int]:
+        return {0: start[0] + (self.folder / str(start[0])).exists()}
+
+    def stop_at_present_end(self) -> None:
+        """It ends where no file is."""
+
+    def close(self) -> None:
+        """It has no connection."""
+
+
+class Part(InputPartition):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReading(Reading[Steps]):
+    """Records with event times, one file of seconds for each batch; `-` before a second: the record is bad."""
+
+    folder: Path
+    sent: bool = True
+
+    @property
+    def schema(self) -> StructType:
+        record = StructType([StructField("at", TimestampType())])
+        return StructType([StructField("_record", record), StructField("_bad", BooleanType())])
+
+    @property
+    def source(self) -> str:
+        return self.folder.name
+
+    def planner(self) -> Steps:
+        return Steps(self.folder)
+
+    def parts(self) -> Sequence[InputPartition]:
+        return []
+
+    def split(self, planner: Steps, starts: dict[int, int], ends: dict[int, int]) -> Split:
+        part = Part(starts[0])
+        return [part], list(self.read(part)) if self.sent else None
+
+    def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(part, Part)
+        numbers = (self.folder / str(part.at)).read_text().split()
+        times = [{"at": START + timedelta(seconds=abs(int(n)))} for n in numbers]
+        bad = [n.startswith("-") for n in numbers]
+        arrays = [pa.array(times, ARROW.field(0).type), pa.array(bad, pa.bool_())]
+        yield pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+
+
+def step(folder: Path, number: int, *seconds: int) -> None:
+    folder.mkdir(exist_ok=True)
+    made = folder.parent / f"{folder.name}-{number}"
+    made.write_text(" ".join(map(str, seconds)))
+    made.rename(folder / str(number))
+
+
+def timed(spark: SparkSession, reading: StepReading) -> DataFrame:
+    good = load(spark, reading).where(~F.col("_bad")).select("_record.*")
+    return good.withWatermark("at", f"{LATENESS} milliseconds")
+
+
+def reading(folder: Path, server: WatermarkServer, number: int = 0, idle_after: float | None = None) -> StepReading:
+    source = TimedSource(server.path, number, "at", LATENESS, idle_after)
+    limits = BatchLimits(1, 1, 1, 0)
+    return StepReading(f"steps-{folder.name}", {0: 0}, limits=limits, timed=source, folder=folder)
+
+
+class Windows:
+    """The windows of ten seconds that each batch has written: (its first second, its records)."""
+
+    def __init__(self, frame: DataFrame, state: Path) -> None:
+        self.batches: list[list[tuple[int, int]]] = []
+        counts = frame.groupBy(F.window("at", "10 seconds")).agg(F.count("*").alias("n"))
+        self.writer = counts.writeStream.option("checkpointLocation", str(state)).foreachBatch(self.take)
+
+    def take(self, batch: DataFrame, _: int) -> None:
+        rows = batch.select(F.unix_seconds("window.start") - int(START.timestamp()), "n").collect()
+        self.batches.append(sorted((row[0], row[1]) for row in rows))
+
+    @property
+    def written(self) -> list[tuple[int, int]]:
+        return [window for batch in self.batches for window in batch]
+
+    def run(self, server: WatermarkServer | None) -> None:
+        query = self.writer.trigger(availableNow=True).start()
+        if server is not None:
+            server.bind(query)
+        query.awaitTermination()
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    for number, seconds in enumerate([(5, 11), (25, 3, -99), (47, 26), (48,)]):
+        step(folder, number, *seconds)
+    return folder
+
+
+def test_a_window_is_written_by_the_batch_that_closes_it_also_after_a_restart(
+    spark: SparkSession, steps: Path, tmp_path: Path
+) -> None:
+    closed = []
+    for last in range(4):  # a query for each batch: all but the first go on from a checkpoint
+        server = WatermarkServer()
+        windows = Windows(timed(spark, reading(steps, server)), tmp_path / "state")
+        later = [steps / str(number) for number in range(last + 1, 4)]
+        for each in later:
+            each.rename(tmp_path / each.name)
+        server.listen(spark, 1)
+        windows.run(server)
+        for each in later:
+            (tmp_path / each.name).rename(each)
+        closed.append(windows.written)
+        assert not Path(server.path).parent.exists(), "its planner has connected, and nobody else may"
+    assert closed[1:] == [[(0, 2), (10, 1)], [(20, 2)], []]
+
+
+def test_one_query_writes_windows_a_batch_earlier_than_spark_alone_and_the_same_ones(
+    spark: SparkSession, steps: Path, tmp_path: Path
+) -> None:
+    server, alone = WatermarkServer(), WatermarkServer()
+    early = Windows(timed(spark, reading(steps, server)), tmp_path / "early")
+    server.listen(spark, 1)
+    early.run(server)
+    plain = Windows(timed(spark, reading(steps, alone)), tmp_path / "plain")
+    plain.run(None)
+    assert early.written == plain.written == [(0, 2), (10, 1), (20, 2)]
+    assert [bool(rows) for rows in early.batches].index(True) <= [bool(rows) for rows in plain.batches].index(True)
+    assert len(early.batches) < len(plain.batches), "fewer batches without records"
+
+
+def test_a_batch_that_workers_read_has_sparks_own_watermark(spark: SparkSession, steps: Path, tmp_path: Path) -> None:
+    server = WatermarkServer()
+    windows = Windows(timed(spark, replace(reading(steps, server), sent=False)), tmp_path / "state")
+    server.listen(spark, 1)
+    windows.run(server)
+    assert windows.written == [(0, 2), (10, 1), (20, 2)]
+    assert windows.batches[1] == [], "it has moved the watermark, and the next batch writes"
+
+
+def test_a_source_without_records_holds_the_windows_of_another_until_it_is_idle(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    server, busy, quiet = WatermarkServer(), tmp_path / "busy", tmp_path / "quiet"
+    step(busy, 0, 5)
+    step(quiet, 0, 6)
+    both = timed(spark, reading(busy, server, 0)).union(timed(spark, reading(quiet, server, 1, idle_after=3.0)))
+    windows = Windows(both, tmp_path / "state")
+    server.listen(spark, 2)
+    query = windows.writer.trigger(processingTime="50 milliseconds").start()
+    server.bind(query)
+    try:
+        until(lambda: windows.batches, 60, "the batch")
+        step(busy, 1, 35)
+        until(lambda: len(windows.batches) > 1, 60, "the batch")
+        assert windows.written == []
+        until(lambda: windows.written == [(0, 2)], 60, "the batch")
+        step(quiet, 1, 7, 44)
+        step(busy, 2, 58)
+        until(lambda: (30, 1) in windows.written, 60, "the batch")
+        assert windows.written.count((0, 1)) == 0, "a record of the idle source was late"
+    finally:
+        print(query.lastProgress, query.exception())
+        query.stop()
+
+
+def test_spark_has_what_the_watermark_is_moved_by(spark: SparkSession) -> None:
+    server = WatermarkServer()
+    server.listen(spark, 1)
+    assert server._java is not None
+    with pytest.raises(Exception, match="does not compile|cannot|Cannot|not found"):
+        new_object(spark, "Nothing", "public class Nothing { private NoSuchTracker tracker; }")
