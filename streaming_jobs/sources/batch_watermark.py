@@ -192,7 +192,7 @@ class WatermarkServer:
     def bind(self, query: StreamingQuery) -> None:
         """Name the query; sources that speak before that move nothing."""
         if self._java is not None:
-            self._java.of(query._jsq.streamingQuery())  # type: ignore[attr-defined]
+            self._java.of(query._jsq.streamingQuery())
 
 
 @dataclass
@@ -255,7 +255,7 @@ def newest_time(records: Sequence[pa.RecordBatch], column: str) -> int | None:
 
     newest = None
     for block in records:
-        times = block.column("_record").field(column)
+        times = pc.struct_field(block.column("_record"), column)
         if not pa.types.is_timestamp(times.type):
             return None
         good = pc.if_else(pc.fill_null(block.column("_bad"), True), None, times)

@@ -175,26 +175,30 @@ def test_a_batch_that_workers_read_has_sparks_own_watermark(spark: SparkSession,
 def test_a_source_without_records_holds_the_windows_of_another_until_it_is_idle(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    server, busy, quiet = WatermarkServer(), tmp_path / "busy", tmp_path / "quiet"
+    busy, quiet = tmp_path / "busy", tmp_path / "quiet"
     step(busy, 0, 5)
     step(quiet, 0, 6)
-    both = timed(spark, reading(busy, server, 0)).union(timed(spark, reading(quiet, server, 1, idle_after=3.0)))
-    windows = Windows(both, tmp_path / "state")
-    server.listen(spark, 2)
-    query = windows.writer.trigger(processingTime="50 milliseconds").start()
+    step(busy, 1, 35)
+
+    def both(server: WatermarkServer, idle_after: float | None) -> Windows:
+        frame = timed(spark, reading(busy, server)).union(timed(spark, reading(quiet, server, 1, idle_after)))
+        server.listen(spark, 2)
+        return Windows(frame, tmp_path / "state")
+
+    waiting = both(server := WatermarkServer(), None)
+    waiting.run(server)
+    assert len(waiting.batches) > 1 and waiting.written == []
+    going = both(server := WatermarkServer(), 1.0)
+    query = going.writer.trigger(processingTime="50 milliseconds").start()
     server.bind(query)
     try:
-        until(lambda: windows.batches, 60, "the batch")
-        step(busy, 1, 35)
-        until(lambda: len(windows.batches) > 1, 60, "the batch")
-        assert windows.written == []
-        until(lambda: windows.written == [(0, 2)], 60, "the batch")
-        step(quiet, 1, 7, 44)
-        step(busy, 2, 58)
-        until(lambda: (30, 1) in windows.written, 60, "the batch")
-        assert windows.written.count((0, 1)) == 0, "a record of the idle source was late"
+        step(busy, 2, 46)
+        until(lambda: going.written == [(0, 2), (30, 1)], 60, "the window")
+        step(quiet, 1, 7, 47)
+        step(busy, 3, 58)
+        until(lambda: (40, 2) in going.written, 60, "the next window")
+        assert (0, 1) not in going.written, "a record of the idle source was late"
     finally:
-        print(query.lastProgress, query.exception())
         query.stop()
 
 
