@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.storage.locations import files_below
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,12 +39,14 @@ class StateStore:
 class StoreFigures:
     """A store with the types of its columns; `fullest` is the number of rows of its fullest partition.
 
-    `rows_before` are its rows at batch `before`, the oldest that can be read.
+    `rows_before` are its rows at batch `before`, the oldest that can be read. `bytes` are those of the files of all
+    stores of its operator, older versions included.
     """
 
     store: StateStore
     columns: Mapping[str, str]
     rows: int
+    bytes: int
     fullest: int
     before: int
     rows_before: int
@@ -119,7 +122,7 @@ def _frame(spark: SparkSession, checkpoint: Checkpoint, batch: int, store: State
 def _matches(frame: DataFrame, key: str | Mapping[str, Any]) -> Column:
     from pyspark.sql import functions as F
 
-    columns = frame.schema["key"].dataType.fieldNames()
+    columns = frame.select("key.*").columns
     if isinstance(key, str):
         wanted = [F.col("key")[name].cast("string") == key for name in columns]
         return F.array_contains(F.array(*wanted), True) if wanted else F.lit(False)
@@ -136,7 +139,8 @@ def _figures(spark: SparkSession, checkpoint: Checkpoint, at: int, before: int, 
     rows = [row["count"] for row in frame.groupBy("partition_id").count().collect()]
     earlier = _frame(spark, checkpoint, before, store).count() if before < at else sum(rows)
     columns = {f.name: f.dataType.simpleString() for f in frame.schema.fields if f.name != "partition_id"}
-    return StoreFigures(store, columns, sum(rows), max(rows, default=0), before, earlier)
+    size = sum(each.st_size for _, each in files_below(checkpoint.folder / "state" / str(store.operator)))
+    return StoreFigures(store, columns, sum(rows), size, max(rows, default=0), before, earlier)
 
 
 def _reading(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], T]) -> T:

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
 from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ranges

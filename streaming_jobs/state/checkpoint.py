@@ -67,6 +67,11 @@ class Checkpoint:
         """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()
 
+    @property
+    def has_state(self) -> bool:
+        """True if an operator keeps state here."""
+        return bool(_entries(self.folder / "state"))
+
     def end(self, batch: int) -> TopicOffsets:
         """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Tests of streams. `StreamTest` runs a stream on records, with Spark and without a broker: read `stream_test.py` first.
+"""Tests of streams: `StreamTest` runs a stream on records, with Spark and without a broker (`stream_test.py`).
 
 The others are doubles: the seams of this package without broker, JVM or disk (`tables.py`).
 
@@ -13,8 +13,8 @@ A table in memory may be declared for a stream; then preflight, savepoints and r
 """
 
 from streaming_jobs.testing.session import MemoryLease, MemoryLeases, MemoryQueries, MemoryQuery, MemoryRuntime
-from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryDeclaration, MemoryStore, MemoryTable
 from streaming_jobs.testing.stream_test import StreamTest
+from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryDeclaration, MemoryStore, MemoryTable
 from streaming_jobs.testing.topic import MemoryRecord, MemoryTopic
 
 __all__ = [

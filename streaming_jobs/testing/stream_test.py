@@ -8,9 +8,9 @@
         assert test.rows() == [{"account": "a", "total": 1.5}]
         assert [letter["reason"] for letter in test.dead_letters()] == ["malformed_json"]
 
-Planner, readers, decoder, rules, state, batches, ledger and Delta tables are the real ones. In place of Kafka are topics
-in a file; the topics that the stream writes are in memory. What a test does not have is the cluster itself: log-ins,
-retention, transactions that fail.
+Planner, readers, decoder, rules, state, batches, ledger and Delta tables are the real ones. Kafka is replaced by topics
+in a file, and by topics in memory for those that the stream writes. So a test has nothing of a cluster: no log-in, no
+retention, no transaction that fails.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streaming_jobs.declare.format import Refusal
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
@@ -131,7 +132,7 @@ class StreamTest:
     ) -> None:
         if stream.tables_read:
             raise UsageError(
-                f"stream {stream.name} reads table {stream.tables_read[0].name}, and a StreamTest sends records of topics",
+                f"stream {stream.name} reads table {stream.tables_read[0].name}; a StreamTest sends records of topics",
                 "call the stream's function with frames of rows",
             )
         self.stream = stream
@@ -308,11 +309,11 @@ def _encoded(topic: KafkaTopic, value: Mapping[str, Any]) -> bytes | None:
         raise UsageError(f"topic {topic.name} has no field {', '.join(sorted(unknown))}", "correct it, or send bytes")
     try:
         row = pa.RecordBatch.from_pylist([dict(value)], to_arrow_schema(schema, timezone="UTC"))
+        refused = (block := written().write(row)).refused.get(0)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(f"{dict(value)} is no record of topic {topic.name}: {error}", "correct it, or send bytes") from error
-    block = written().write(row)
-    for refusal in block.refused.values():
-        raise UsageError(f"{dict(value)} is no record of topic {topic.name}: {refusal.detail}", "correct it, or send bytes")
+        refused = Refusal("other_type", str(error))
+    if refused is not None:
+        raise UsageError(f"{dict(value)} is no record of topic {topic.name}: {refused.detail}", "send bytes for that")
     content: bytes | None = block.values[0]
     return content
 
@@ -320,4 +321,7 @@ def _encoded(topic: KafkaTopic, value: Mapping[str, Any]) -> bytes | None:
 def _order(row: Mapping[str, Any]) -> list[tuple[bool, Any]]:
     """A key to sort rows of one table: nulls first, then the values; what has no order by its text."""
     plain = (bool, int, float, str, bytes, date, Decimal)
-    return [(value is not None, 0 if value is None else value if isinstance(value, plain) else repr(value)) for value in row.values()]
+    return [
+        (value is not None, 0 if value is None else value if isinstance(value, plain) else repr(value))
+        for value in row.values()
+    ]

@@ -138,7 +138,11 @@ def test_other_code_goes_on_with_the_rows_or_is_refused_for_the_state(stream_tes
     totals.run()
     assert [row["taken"] for row in plain.rows()] == [5]
     assert [row["quantity"] for row in totals.rows()] == [-11]
-    totals.deploy(replace(inventory, function=lambda movements: inventory.function(movements.withColumn("product", movements.kind))))
+    totals.deploy(
+        replace(
+            inventory, function=lambda movements: inventory.function(movements.withColumn("product", movements.kind))
+        )
+    )
     totals.send(movement("sold", 1))
     with pytest.raises(PreflightRefused, match="built by another aggregation"):
         totals.run()
