@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.pytest_plugin import stream_test
+from streaming_jobs.pytest_plugin.fixtures import stream_test
 from streaming_jobs.settings import Settings
 from tests.support.store_server import StoreServer, store_server
 from tests.support.versity_server import versity_server
