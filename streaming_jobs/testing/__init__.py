@@ -1,4 +1,4 @@
-"""Tests of streams: `StreamTest` runs a stream on records, with Spark and without a broker (`stream_test.py`).
+"""Tests of streams: a stream on records, with Spark and without a broker. Read `stream_test.py` first.
 
 The others are doubles: the seams of this package without broker, JVM or disk (`tables.py`).
 
