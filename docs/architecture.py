@@ -231,6 +231,7 @@ _COLUMNS = {
     "reprocessing.slices": 2,
     "reprocessing.replay": 2,
     "reprocessing.plan": 1,
+    "streaming_jobs.pytest_plugin": 5,
     "streaming_jobs.testing": 4,
     "streaming_jobs.session": 2,
     "streaming_jobs.runtime": 2,

@@ -14,12 +14,15 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.pytest_plugin.fixtures import stream_test
 from streaming_jobs.settings import Settings
 from tests.support.store_server import StoreServer, store_server
 from tests.support.versity_server import versity_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["stream_test"]  # here too, for an environment that was made before the package had the entry point
 
 TESTS = Path(__file__).parent
 KINDS = ("unit", "spark", "broker", "dagster")
@@ -134,3 +137,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start(Settings.load(quick), name="tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def recourse_spark(spark: SparkSession) -> SparkSession:
+    """The session of `stream_test`."""
+    return spark

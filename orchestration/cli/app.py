@@ -32,6 +32,7 @@ from orchestration.cli import (
     savepoints,
     send,
     slices,
+    state,
     streams,
     topics,
     up,
@@ -114,6 +115,7 @@ app.add_typer(recover.app, name="recover")
 app.add_typer(slices.app, name="slices")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
+app.add_typer(state.app, name="state")
 app.add_typer(quality.app, name="quality")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bundle.app, name="bundle")

@@ -263,6 +263,14 @@ def unread_now(call: Invocation, observed: Sequence[ObservedStream]) -> dict[str
     return look(call.settings, streams)
 
 
+def print_state(observed: ObservedStream) -> None:
+    """Print the size of the state by operator, if the stream keeps any."""
+    from streaming_jobs.text.spelling import counted
+
+    for each in observed.status.state_operators if observed.status is not None else ():
+        say(f"{observed.stream}: {each['name']} keeps {counted(each['rows'], 'row')}, {each['mb']:,g} MB in memory")
+
+
 def print_unread(observed: ObservedStream, unread: Unread | None) -> None:
     """Print the partitions of a stream; without a broker the last known records of each, with their age."""
     if unread is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import AnyStreams, Invocation, StreamName, StreamNames, invocation
-from orchestration.cli.progress import declared_or_known, observed_now, print_unread, unread_now
+from orchestration.cli.progress import declared_or_known, observed_now, print_state, print_unread, unread_now
 from orchestration.cli.text import (
     FAILED,
     Output,
@@ -138,7 +138,7 @@ def status(
 ) -> None:
     """Print what each stream is doing now, whether it is well, and how far it is behind its topics.
 
-    With one STREAM, also its lag by partition, and how old its oldest unread record is.
+    With one STREAM, also the size of its state, its lag by partition, and how old its oldest unread record is.
     Exit codes: 0 nothing is red; 1 a stream is red (dead, silent, failed, failing, stuck, late, blocked, blind), or
     none of these streams has ever run in this home. Stopped on purpose and being recovered are not red.
     """
@@ -156,6 +156,8 @@ def status(
     values = [{**o.as_json(home), "unread": details.get(o.stream)} for o in observed]
     show(output, values, lambda: _print_status(observed, home))
     if detailed and output is Output.text:
+        print_state(observed[0])
+        print_state(observed[0])
         print_unread(observed[0], unread.get(observed[0].stream))
     if any(o.health.red for o in observed) or all(o.state == "never started" for o in observed):
         raise typer.Exit(FAILED)

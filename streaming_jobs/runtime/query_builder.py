@@ -56,7 +56,7 @@ from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.batch_watermark import TimedSource, WatermarkServer
 from streaming_jobs.sources.connection import Connection
-from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
@@ -64,7 +64,6 @@ from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_tak
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
-from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.source import TableSource
@@ -142,20 +141,25 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
 
 
 def sources_of(
-    stream: Stream, stream_settings: StreamSettings, client: Location, archives: Archives, topic_ids: Mapping[str, str]
+    stream: Stream,
+    stream_settings: StreamSettings,
+    connection: Connection,
+    archives: Archives,
+    topic_ids: Mapping[str, str],
 ) -> list[KafkaSource | TableSource]:
-    """The sources in the order of their declaration; `client` is the file with the properties of Kafka's client.
+    """The sources in the order of their declaration.
 
     Tables and archives lie in the folders of `archives`, also if a replay writes elsewhere.
     """
     made: list[KafkaSource | TableSource] = []
+    client, clients = connection.client, connection.clients or KAFKA
     for parameter, source in stream.sources.items():
         declared = stream_settings.lateness  # zero is a lateness too
         lateness = source.delay if declared is None else declared
         if isinstance(source, KafkaTopic):
             topic_id = topic_ids.get(source.name, "")
             archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)
-            made.append(KafkaSource(parameter, source, client, lateness, archive, void))
+            made.append(KafkaSource(parameter, source, client, lateness, archive, void, clients))
         else:
             versions = versions_of(archives.settings, stream, source.name)
             made.append(TableSource(parameter, source, client, lateness, versions))
@@ -431,7 +435,7 @@ class QueryBuilder:
 
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
         archives = self.archives or Archives(self.settings)
-        return sources_of(self.stream, self.stream_settings, self.connection.client, archives, topic_ids)
+        return sources_of(self.stream, self.stream_settings, self.connection, archives, topic_ids)
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""

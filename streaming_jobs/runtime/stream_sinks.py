@@ -215,7 +215,11 @@ class DiscardedTopicSinks:
     def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
         """Sinks without a producer."""
         del generation
-        return [_output(settings, stream, sink, connection, Discarded()) for sink in stream.topic_sinks.values()]
+        return [_output(settings, stream, sink, connection, self.writer(sink)) for sink in stream.topic_sinks.values()]
+
+    def writer(self, sink: KafkaSink) -> Discarded:  # noqa: ARG002 - of doubles that keep what is written
+        """What takes the records of a topic."""
+        return Discarded()
 
     def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
         """None: nothing is written."""

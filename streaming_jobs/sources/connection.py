@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from streaming_jobs.ledger.positions import OffsetBounds
     from streaming_jobs.settings import KafkaSettings, Settings
     from streaming_jobs.sources.base import TopicInfo, TopicReader
+    from streaming_jobs.sources.kafka import TopicClients
 
 
 _REFUSALS = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
@@ -275,9 +276,10 @@ class Connection:
     """A session's connection to the cluster.
 
     `client` is the file with the properties of Kafka's client, for the processes that Spark starts; the client `quick`
-    gives up after 2 s.
+    gives up after 2 s. `clients` makes those of these processes; None: clients of Kafka.
     """
 
     client: Location
     topics: TopicReader
     quick: TopicReader
+    clients: TopicClients | None = None

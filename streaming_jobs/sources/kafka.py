@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
-from streaming_jobs.sources.base import Archive, Span
+from streaming_jobs.sources.base import Archive, Span, TopicReader
 from streaming_jobs.sources.connection import is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
-from streaming_jobs.sources.planner import Planner
+from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
@@ -34,6 +34,35 @@ BLOCK = 10_000
 """Records of one Arrow batch, about."""
 _LAST = 50
 """Records to inspect at the end of a range: a transaction's marker is an offset without a record."""
+
+
+class TopicClients(Protocol):
+    """Makes the clients of topics in the processes that read, into which it is pickled; `client` is the session's file.
+
+    `streaming_jobs.testing` has topics in a file.
+    """
+
+    def reader(self, topic: str, client: Location, *, ahead: int | None = None) -> RangeReader:
+        """A reader of a topic's ranges; `ahead`: records that it fetches ahead."""
+
+    def topics(self, client: Location) -> TopicReader:
+        """The topics as they are now."""
+
+
+class KafkaClients:
+    """Clients of the cluster whose properties are in the file."""
+
+    def reader(self, topic: str, client: Location, *, ahead: int | None = None) -> RangeReader:
+        config, timeout = read_client_file(client)
+        return RangeReader(topic, config, timeout) if ahead is None else RangeReader(topic, config, timeout, ahead)
+
+    def topics(self, client: Location) -> TopicReader:
+        from streaming_jobs.sources.topics import Topics
+
+        return Topics(*read_client_file(client))
+
+
+KAFKA = KafkaClients()
 
 _readers: dict[tuple[Location, str, str], RangeReader] = {}
 """The readers of this process by client file, source and topic; they stay connected from batch to batch."""
@@ -58,6 +87,7 @@ class TopicReading(Reading[Planner]):
     client: Location
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
+    clients: TopicClients = KAFKA
 
     @property
     def schema(self) -> StructType:
@@ -69,8 +99,9 @@ class TopicReading(Reading[Planner]):
 
     def planner(self) -> Planner:
         assert self.limits is not None
-        config, timeout = read_client_file(self.client)
-        return Planner.connected(self.source, config, timeout, self.limits, self.archive, self.void)
+        topics = self.clients.topics(self.client)
+        reader = self.clients.reader(self.source, self.client, ahead=FETCH_AHEAD)
+        return Planner(topics, reader, self.limits, archive=self.archive, void=self.void)
 
     def parts(self) -> Sequence[InputPartition]:
         assert self.ends is not None
@@ -91,14 +122,11 @@ class TopicReading(Reading[Planner]):
         """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""
         assert isinstance(part, RangePartition)
         _close_old()
-        config, timeout = read_client_file(self.client)
         key = (self.client, self.name, self.source)
-        reader = _readers.pop(key, None) or RangeReader(self.source, config, timeout)
+        reader = _readers.pop(key, None) or self.clients.reader(self.source, self.client)
 
         def look() -> Firsts:
-            from streaming_jobs.sources.topics import Topics
-
-            return Topics(config, timeout).offsets(self.source).earliest
+            return self.clients.topics(self.client).offsets(self.source).earliest
 
         try:
             spans = self.void.clipped(part.spans)
@@ -141,6 +169,7 @@ class KafkaSource(FrameSource):
     declared: KafkaTopic
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
+    clients: TopicClients = KAFKA
 
     kind = "kafka"
 
@@ -152,9 +181,8 @@ class KafkaSource(FrameSource):
         """When the last records of a range were first read, if a replay has written them; milliseconds since 1970."""
         if not self.void.spans:
             return None
-        config, timeout = read_client_file(self.client)
         spans = {p: (max(offsets.start.get(p, 0), end - _LAST), end) for p, end in offsets.end.items()}
-        reader = RangeReader(self.name, config, timeout)
+        reader = self.clients.reader(self.name, self.client)
         try:
             blocks = [self.void.kept(each) for each in read_ranges(reader, self.void.clipped(spans), _LAST)]
         finally:
@@ -176,6 +204,7 @@ class KafkaSource(FrameSource):
             client=self.client,
             archive=self.archive,
             void=self.void,
+            clients=self.clients,
         )
 
     @property

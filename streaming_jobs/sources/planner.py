@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import ConfigurationError, OffsetsLost, UsageError
 from streaming_jobs.sources.archived_ranges import Firsts, lost, parted, read_ranges
@@ -156,7 +155,8 @@ def share(start: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict
 SMALL = 20_000
 """Records that the planner holds for a batch, at most; a batch of more is read by workers."""
 
-_FETCH_AHEAD = 10_000
+FETCH_AHEAD = 10_000
+"""Records that the reader of a planner fetches ahead."""
 _SURE_AFTER = 1.0
 _LOOK_EVERY = 5.0
 """Seconds between two checks of the topic for new partitions, and for a recreated topic."""
@@ -240,21 +240,6 @@ class Planner:
     def __post_init__(self) -> None:
         self.cost = DecodeCost(self.limits.driver_share)
         self._size = BatchSize(self.limits.seconds, self.limits.records, self.limits.bytes, self.limits.first)
-
-    @classmethod
-    def connected(
-        cls,
-        topic: str,
-        config: Mapping[str, Any],
-        timeout: timedelta,
-        limits: BatchLimits,
-        archive: Archive | None = None,
-        void: VoidRanges = NO_VOID,
-    ) -> Planner:
-        from streaming_jobs.sources.topics import Topics
-
-        reader = RangeReader(topic, config, timeout, _FETCH_AHEAD)
-        return cls(Topics(config, timeout), reader, limits, archive=archive, void=void)
 
     @property
     def topic(self) -> str:

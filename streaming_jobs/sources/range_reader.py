@@ -39,17 +39,11 @@ class KafkaConsumer(Protocol):
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         """Up to `num_messages` messages and errors; fewer after `timeout` seconds."""
 
-    def assign(self, partitions: list[TopicPartition]) -> None:
-        """Read these partitions from now on."""
-
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions too."""
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Read these partitions no longer."""
-
-    def seek(self, partition: TopicPartition) -> None:
-        """Continue from another offset."""
 
     def close(self) -> None:
         """Leave the cluster."""

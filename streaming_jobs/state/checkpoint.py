@@ -67,6 +67,11 @@ class Checkpoint:
         """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()
 
+    @property
+    def has_state(self) -> bool:
+        """True if an operator keeps state here."""
+        return bool(_entries(self.folder / "state"))
+
     def end(self, batch: int) -> TopicOffsets:
         """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}
@@ -102,6 +107,17 @@ class Checkpoint:
         except (IndexError, ValueError) as error:
             raise _damaged(path) from error
         return dict(value)
+
+    @property
+    def next_watermark(self) -> int:
+        """The watermark after the last committed batch, in milliseconds since 1970; 0: none yet."""
+        if (last := self.last_committed) is None:
+            return 0
+        path = self.folder / "commits" / str(last)
+        try:
+            return int(json.loads(_text(path).split("\n")[1]).get("nextBatchWatermarkMs", 0))
+        except (IndexError, ValueError) as error:
+            raise _damaged(path) from error
 
     def sources(self, batch: int) -> list[str]:
         """Where a batch ends, as each source wrote it, also in the format of named sources; `-`: nothing yet."""

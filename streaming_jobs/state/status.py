@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import structlog
 
@@ -140,6 +140,14 @@ ENDED: tuple[State, ...] = ("stopped", "failed")
 """The states in which a session leaves the status of a stream that it no longer runs."""
 
 
+class StateSize(TypedDict):
+    """The state of one operator."""
+
+    name: str
+    rows: int
+    mb: float
+
+
 @dataclass
 class Status:
     """One stream's state. Times are seconds since 1970, rates records per second, `state_mb` is MB.
@@ -193,6 +201,8 @@ class Status:
     """Seconds from the newest record's timestamp to a later watermark: records on time are then late."""
     state_rows: int | None = None
     state_mb: float | None = None
+    state_operators: list[StateSize] = field(default_factory=list)
+    """The same by operator, in the order of Spark's reports."""
     rows_written: int = 0
     dead_letters: int = 0
     quarantined: int = 0
@@ -300,8 +310,10 @@ def update(status: Status, progress: dict[str, Any]) -> None:
         status.watermark_delay_s = round(time.time() - at, 1) if at is not None else None
     operators = progress.get("stateOperators") or []
     if operators:
-        status.state_rows = sum(o.get("numRowsTotal", 0) for o in operators)
-        status.state_mb = round(sum(o.get("memoryUsedBytes", 0) for o in operators) / 2**20, 2)
+        sizes = [(o.get("operatorName", ""), o.get("numRowsTotal", 0), o.get("memoryUsedBytes", 0)) for o in operators]
+        status.state_rows = sum(rows for _, rows, _ in sizes)
+        status.state_mb = round(sum(used for *_, used in sizes) / 2**20, 2)
+        status.state_operators = [{"name": name, "rows": rows, "mb": round(b / 2**20, 2)} for name, rows, b in sizes]
 
 
 def moment(text: str) -> float | None:
@@ -341,6 +353,7 @@ _CARRIED_OVER = (
     "watermark_delay_s",
     "state_rows",
     "state_mb",
+    "state_operators",
     "code_version",
     "last_error",
 )

@@ -1,4 +1,6 @@
-"""Test doubles for tests of streams: the seams of this package without broker, JVM or disk. Read `tables.py` first.
+"""Tests of streams: a stream on records, with Spark and without a broker. Read `stream_test.py` first.
+
+The others are doubles: the seams of this package without broker, JVM or disk (`tables.py`).
 
     table = MemoryTable("clean")
     table.rows()        # the visible rows, as Arrow
@@ -11,6 +13,7 @@ A table in memory may be declared for a stream; then preflight, savepoints and r
 """
 
 from streaming_jobs.testing.session import MemoryLease, MemoryLeases, MemoryQueries, MemoryQuery, MemoryRuntime
+from streaming_jobs.testing.stream_test import StreamTest
 from streaming_jobs.testing.tables import MemoryCommit, MemoryContent, MemoryDeclaration, MemoryStore, MemoryTable
 from streaming_jobs.testing.topic import MemoryRecord, MemoryTopic
 
@@ -27,4 +30,5 @@ __all__ = [
     "MemoryStore",
     "MemoryTable",
     "MemoryTopic",
+    "StreamTest",
 ]

@@ -3,13 +3,17 @@
 topic = MemoryTopic("things", {0: [MemoryRecord(b'{"n": 1}'), MemoryRecord(b"{")]}, refuse=no_json)
 topic.bad_records(spark, offsets).toArrow()     # the second one; `spark` is not used
 topic.latest("things")                          # {0: 2}
+
+`FileClients` let the processes of Spark read topics that lie in a file, where they read Kafka otherwise.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
@@ -20,6 +24,9 @@ from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.range_reader import RangeReader
+    from streaming_jobs.storage.locations import Location
 
 _SCHEMA = pa.schema(
     [
@@ -43,6 +50,11 @@ class MemoryRecord:
     value: bytes | None
     key: bytes | None = None
     timestamp_ms: int = 0
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+def every_value_is_good(_: bytes | None) -> None:
+    """No refusal."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class MemoryTopic:
 
     name: str
     partitions: Mapping[int, Sequence[MemoryRecord]]
-    refuse: Callable[[bytes | None], tuple[str, str] | None] = lambda _: None
+    refuse: Callable[[bytes | None], tuple[str, str] | None] = every_value_is_good
     lateness: timedelta | None = None
     topic_id: str = "memory"
     first: Mapping[int, int] = field(default_factory=dict)
@@ -146,3 +158,75 @@ class MemoryTopic:
             for record in self.partitions[partition][start : ends[partition]]
         ]
         return sum(sizes) / len(sizes) if sizes else None
+
+
+@dataclass(frozen=True)
+class MemoryTopics:
+    """Several topics in memory as a reader of topics."""
+
+    topics: Mapping[str, MemoryTopic]
+
+    def names(self) -> set[str]:
+        return set(self.topics)
+
+    def describe(self, name: str) -> TopicInfo | None:
+        return self.topics[name].describe(name) if name in self.topics else None
+
+    def offsets(self, name: str) -> OffsetBounds:
+        return self._topic(name).offsets(name)
+
+    def latest(self, name: str) -> dict[int, int]:
+        return self.offsets(name).latest
+
+    def high_watermarks(self, name: str) -> dict[int, int]:
+        return self.latest(name)
+
+    def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
+        return self._topic(name).offsets_for_time(name, ms)
+
+    def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
+        return self._topic(name).mean_size(name, starts)
+
+    def _topic(self, name: str) -> MemoryTopic:
+        if name not in self.topics:
+            raise UsageError(f"there is no topic {name}", f"the topics are {', '.join(sorted(self.topics))}")
+        return self.topics[name]
+
+
+class FileClients:
+    """Clients of topics that `save` has written to the session's file (`TopicClients` in `sources/kafka.py`)."""
+
+    @staticmethod
+    def save(topics: MemoryTopics, file: Path) -> Path:
+        """Write the topics. Readers keep what they have read, so each content needs a file of its own."""
+        file.write_bytes(pickle.dumps(topics))
+        return file
+
+    def topics(self, client: Location) -> MemoryTopics:
+        topics = pickle.loads(client.read_bytes())  # noqa: S301 - written by `save`
+        assert isinstance(topics, MemoryTopics)
+        return topics
+
+    def reader(self, topic: str, client: Location, *, ahead: int | None = None) -> RangeReader:
+        """The reader that reads Kafka, with a consumer in memory."""
+        from streaming_jobs.sources.range_reader import RangeReader
+        from streaming_jobs.testing.consumer import MemoryConsumer, record
+
+        partitions = self.topics(client).topics[topic].partitions
+        log = {
+            partition: {
+                offset: record(
+                    partition,
+                    offset,
+                    each.value,
+                    topic=topic,
+                    key=each.key,
+                    timestamp=(1, each.timestamp_ms),
+                    headers=list(each.headers) or None,
+                )
+                for offset, each in enumerate(records)
+            }
+            for partition, records in partitions.items()
+        }
+        config = {"bootstrap.servers": str(client)}
+        return RangeReader(topic, config, timedelta(seconds=5), ahead or 1, connect=lambda _: MemoryConsumer(log))

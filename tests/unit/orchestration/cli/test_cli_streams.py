@@ -225,6 +225,12 @@ def test_the_ends_of_the_topics_are_looked_up_unless_a_driver_does(
     assert seen.status is not None and (seen.live, seen.status.lag_records) == (holds, shown)
 
 
+def test_status_of_one_stream_shows_the_size_of_its_state_by_operator(settings: Settings, run: Run) -> None:
+    write_status(settings, running(state="stopped", state_operators=[{"name": "dedupe", "rows": 1200, "mb": 1.5}]))
+    assert "count: dedupe keeps 1,200 rows, 1.5 MB in memory" in run("streams", "status", "count").err
+    assert "dedupe" not in run("streams", "status", "count", "count").err
+
+
 def test_status_shows_why_a_stream_failed(settings: Settings, run: Run) -> None:
     error = {"code": "REC-022", "found": "offsets 5 to 9 of words are gone", "next": "recourse plan"}
     write_status(settings, running(state="failed", error=error))

@@ -93,7 +93,7 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
 
 
 def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
-    nothing: Any = SimpleNamespace(client=None)
+    nothing: Any = SimpleNamespace(client=None, clients=None)
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
 
 

@@ -18,8 +18,8 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.planner import FIRST, SMALL, BatchLimits, BatchSize, Planner, lag, share
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.testing.consumer import TOPIC, MemoryConsumer, record
 from tests.support.memory_archive import MemoryArchive
-from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
 LIMITS = BatchLimits(seconds=2.0, records=300_000, bytes=10**9, wait=0.1)
 

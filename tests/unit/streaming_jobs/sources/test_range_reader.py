@@ -27,7 +27,7 @@ from streaming_jobs.sources.kafka import KafkaSource, RangePartition, TopicReadi
 from streaming_jobs.sources.range_reader import RangeReader, consumer_config
 from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import KafkaTopic
-from tests.support.memory_consumer import TOPIC, MemoryConsumer, failure, record
+from streaming_jobs.testing.consumer import TOPIC, MemoryConsumer, failure, record
 
 CONFIG = {"bootstrap.servers": "nowhere:1"}
 

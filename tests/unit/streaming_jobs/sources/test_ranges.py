@@ -17,8 +17,8 @@ from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.record_blocks import KafkaMessages, SourceRecords
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
+from streaming_jobs.testing.consumer import TOPIC, MemoryConsumer, record
 from tests.support.memory_archive import MemoryArchive
-from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
 
 
 def reader(consumer: MemoryConsumer) -> RangeReader:

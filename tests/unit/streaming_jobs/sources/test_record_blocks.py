@@ -20,7 +20,7 @@ from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
 from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, note_used
 from streaming_jobs.stream import KafkaTopic
-from tests.support.memory_consumer import record
+from streaming_jobs.testing.consumer import record
 
 SCHEMA = StructType(
     [

@@ -17,7 +17,7 @@ from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import ledger_file
 from streaming_jobs.state.ledger_file import FirstReads, LedgerFile
 from streaming_jobs.stream import KafkaTopic
-from tests.support.memory_consumer import TOPIC, MemoryConsumer, record
+from streaming_jobs.testing.consumer import TOPIC, MemoryConsumer, record
 from tests.support.worlds import STREAM, entry
 
 

@@ -55,7 +55,11 @@ def updated(**changes: Any) -> Status:
     ("changes", "taken"),
     [
         ({}, {"input_rows_per_s": 2000.0, "state_rows": 5, "state_mb": 1.0, "watermark": "2013-01-01T05:00:00.000Z"}),
-        ({"stateOperators": []}, {"state_rows": None}),
+        ({"stateOperators": []}, {"state_rows": None, "state_operators": []}),
+        (
+            {"stateOperators": [{"operatorName": "dedupe", "numRowsTotal": 3, "memoryUsedBytes": 2**19}]},
+            {"state_mb": 0.5, "state_operators": [{"name": "dedupe", "rows": 3, "mb": 0.5}]},
+        ),
         *(({"inputRowsPerSecond": rate}, {"input_rows_per_s": None}) for rate in (None, nan, inf, "NaN", 1e300)),
         *(
             ({"eventTime": unmoved}, {"watermark": None, "watermark_delay_s": None})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.formats import Json
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime.batch import BatchPipeline
@@ -17,11 +21,17 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Source, SourceCounts, TopicReader
+from streaming_jobs.sources.kafka import TopicReading
+from streaming_jobs.sources.planner import BatchLimits
+from streaming_jobs.sources.record_blocks import RecordBlocks
+from streaming_jobs.stream import KafkaTopic
 from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
+from streaming_jobs.testing.topic import FileClients, MemoryTopics
 from tests.conftest import SettingsFactory
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
 from tests.unit.streaming_jobs.sinks.test_base import frame
 
+NUMBERS = Json(StructType([StructField("n", LongType(), False)]))
 BAD = {2: b"{", 7: b"?"}
 
 
@@ -93,3 +103,27 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
     assert letters.rows()["offset"].to_pylist() == [2, 7] and letters.rows()["detail"].to_pylist() == ["b'{'", "b'?'"]
     newest = letters.newest_entry()
     assert newest is not None and newest.stream == STREAM
+
+
+def test_topics_in_a_file_are_planned_and_read_as_kafka_is(tmp_path: Path) -> None:
+    records = [MemoryRecord(b'{"n": 1}', b"a", 1000, [("h", b"x")]), MemoryRecord(b"{", None, 2000)]
+    client = FileClients.save(
+        MemoryTopics({"things": MemoryTopic("things", {0: records, 1: records[:1]})}), tmp_path / "f"
+    )
+    declared = KafkaTopic("things", value=NUMBERS, headers=True)
+    limits = BatchLimits(10, 1000, 1 << 20, 0.0)
+    blocks = RecordBlocks(declared, "all")
+    reading = TopicReading("test", {0: 0, 1: 0}, limits=limits, blocks=blocks, client=client, clients=FileClients())
+    planner = pickle.loads(pickle.dumps(reading)).planner()
+    planner.stop_at_present_end()
+    end = planner.next_end({0: 0, 1: 0})
+    assert end == {0: 2, 1: 1} == planner.next_end(end)
+    parts, sent = reading.split(planner, {0: 0, 1: 0}, end)
+    rows = pa.Table.from_batches(sent).to_pylist()
+    assert sorted((row["partition"], row["offset"], row["_bad"]) for row in rows) == [
+        (0, 0, False),
+        (0, 1, True),
+        (1, 0, False),
+    ]
+    assert (rows[0]["_record"], rows[0]["key"], rows[0]["headers"]) == ({"n": 1}, b"a", [{"key": "h", "value": b"x"}])
+    assert pa.Table.from_batches(reading.read(parts[0])).num_rows == 3, "a worker reads the same"

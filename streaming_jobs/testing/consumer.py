@@ -13,8 +13,8 @@ TOPIC = "things"
 
 def record(partition: int, offset: int, value: bytes | None = b"{}", **fields: Any) -> Message:
     """A record of the topic."""
-    made: dict[str, Any] = {"timestamp": (1, 0), "key": None, "headers": None, **fields}
-    return Message(topic=TOPIC, partition=partition, offset=offset, value=value, error=None, **made)
+    made: dict[str, Any] = {"topic": TOPIC, "timestamp": (1, 0), "key": None, "headers": None, **fields}
+    return Message(partition=partition, offset=offset, value=value, error=None, **made)
 
 
 def failure(code: int, partition: int = 0, offset: int = 0, text: str = "") -> Message:

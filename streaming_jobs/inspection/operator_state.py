@@ -1,0 +1,174 @@
+"""The state of a stream's operators, read from its checkpoint by Spark's own readers; nothing is written there.
+
+The readers (`state-metadata`, `statestore`) copy the files of one committed batch. A live stream goes on meanwhile; if
+Spark removes a file of that batch first, the reading starts again at the newest one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.platform.spark_on_store import hadoop_path
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.storage.locations import files_below
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_ATTEMPTS = 3
+_TIMERS = "timers"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StateStore:
+    """One store of an operator: its default one, a side of a join, a variable of a processor, or its timers."""
+
+    operator: int
+    kind: str
+    name: str
+    partitions: int
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """A store with the types of its columns; `fullest` is the number of rows of its fullest partition.
+
+    `rows_before` are its rows at batch `before`, the oldest that can be read. `bytes` are those of the files of all
+    stores of its operator, older versions included.
+    """
+
+    store: StateStore
+    columns: Mapping[str, str]
+    rows: int
+    bytes: int
+    fullest: int
+    before: int
+    rows_before: int
+
+    @property
+    def skew(self) -> float:
+        """Rows of the fullest partition, divided by those of an average one; 1 without rows."""
+        return self.fullest * self.store.partitions / self.rows if self.rows else 1.0
+
+
+def entries_of(
+    spark: SparkSession, checkpoint: Checkpoint, key: str | Mapping[str, Any] | None = None, batch: int | None = None
+) -> list[dict[str, Any]]:
+    """The entries of a key in every store, or of all keys: operator, store, partition, key, and what it holds.
+
+    A text is compared with each column of a key, a mapping with the columns that it names, both as text.
+    """
+
+    def read(at: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for store in stores(spark, checkpoint, at):
+            frame = _frame(spark, checkpoint, at, store)
+            if key is not None:
+                frame = frame.where(_matches(frame, key))
+            for row in frame.toArrow().to_pylist():
+                place = {"operator": store.operator, "store": store.name, "partition": row.pop("partition_id")}
+                found.append({**place, **row})
+        return found
+
+    return _reading(checkpoint, batch, read)
+
+
+def figures(spark: SparkSession, checkpoint: Checkpoint, batch: int | None = None) -> tuple[int, list[StoreFigures]]:
+    """The batch that was read, and the figures of every store after it."""
+
+    def read(at: int) -> tuple[int, list[StoreFigures]]:
+        before = min(number for number in checkpoint.committed if number <= at)
+        return at, [_figures(spark, checkpoint, at, before, store) for store in stores(spark, checkpoint, at)]
+
+    return _reading(checkpoint, batch, read)
+
+
+def stores(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[StateStore]:
+    """The stores that the operators had after a batch, in their order."""
+    found: dict[tuple[int, str], StateStore] = {}
+    for row in spark.read.format("state-metadata").load(hadoop_path(checkpoint.folder)).collect():
+        for name, options in _readable(row.operatorName, row.operatorProperties):
+            known = {"operatorId": str(row.operatorId), "batchId": str(batch), **options}
+            store = StateStore(row.operatorId, row.operatorName, name, row.numPartitions, known)
+            found.setdefault((row.operatorId, name), store)
+    return [found[place] for place in sorted(found, key=lambda place: place[0])]
+
+
+def _readable(operator: str, properties: str) -> Sequence[tuple[str, Mapping[str, str]]]:
+    """By name the options with which each part of an operator's state is read."""
+    if operator.startswith("symmetricHashJoin"):
+        return [(side, {"joinSide": side}) for side in ("left", "right")]
+    if not operator.startswith("transformWithState"):
+        return [("default", {})]
+    variables = json.loads(properties).get("stateVariables", [])
+    names = [json.loads(each)["stateName"] if isinstance(each, str) else each["stateName"] for each in variables]
+    return [
+        (_TIMERS, {"readRegisteredTimers": "true"}) if name.startswith("$") else (name, {"stateVarName": name})
+        for name in names
+    ]
+
+
+def _frame(spark: SparkSession, checkpoint: Checkpoint, batch: int, store: StateStore) -> DataFrame:
+    options = {**store.options, "batchId": str(batch)}
+    return spark.read.format("statestore").options(**options).load(hadoop_path(checkpoint.folder))
+
+
+def _matches(frame: DataFrame, key: str | Mapping[str, Any]) -> Column:
+    from pyspark.sql import functions as F
+
+    columns = frame.select("key.*").columns
+    if isinstance(key, str):
+        wanted = [F.col("key")[name].cast("string") == key for name in columns]
+        return F.array_contains(F.array(*wanted), True) if wanted else F.lit(False)
+    if unknown := key.keys() - set(columns):
+        raise UsageError(f"a key has no column {', '.join(sorted(unknown))}", f"its columns: {', '.join(columns)}")
+    condition = F.lit(True)
+    for name, value in key.items():
+        condition = condition & (F.col("key")[name].cast("string") == str(value))
+    return condition
+
+
+def _figures(spark: SparkSession, checkpoint: Checkpoint, at: int, before: int, store: StateStore) -> StoreFigures:
+    frame = _frame(spark, checkpoint, at, store)
+    rows = [row["count"] for row in frame.groupBy("partition_id").count().collect()]
+    earlier = _frame(spark, checkpoint, before, store).count() if before < at else sum(rows)
+    columns = {f.name: f.dataType.simpleString() for f in frame.schema.fields if f.name != "partition_id"}
+    size = sum(each.st_size for _, each in files_below(checkpoint.folder / "state" / str(store.operator)))
+    return StoreFigures(store, columns, sum(rows), size, max(rows, default=0), before, earlier)
+
+
+def _reading(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], T]) -> T:
+    """`read` of a batch, by default of the newest; that one may be replaced by a newer one while it is read."""
+    for attempt in range(_ATTEMPTS):
+        at = checkpoint.last_committed if batch is None else batch
+        if at is None or at not in checkpoint.committed:
+            known = checkpoint.committed
+            there = f"batches {min(known)} to {max(known)}" if known else "no batch"
+            raise UsageError(
+                f"the checkpoint {checkpoint.folder.name} has {there}, and not batch {at}", "name one of them"
+            )
+        try:
+            return read(at)
+        except UsageError:
+            raise
+        except Exception as error:
+            if not _file_gone(error):
+                raise
+            if batch is not None or attempt == _ATTEMPTS - 1:
+                raise TransientError(
+                    f"the state after batch {at} is no longer whole: {str(error).splitlines()[0][:300]}",
+                    "read a newer batch, or the stream's savepoint",
+                ) from error
+    raise AssertionError("unreachable")
+
+
+def _file_gone(error: Exception) -> bool:
+    """True if a file of the state was removed while it was read, or before."""
+    text = str(error)
+    return "FileNotFound" in text or "does not exist" in text or "CANNOT_READ" in text or "STATE_STORE" in text
