@@ -12,7 +12,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AdminClient,
     ConfigResource,
@@ -187,21 +195,41 @@ class Topics:
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Mean bytes of key and value of the first records at `starts`; None if no record arrived in time."""
-        sizes: list[int] = []
-        ends_at = time.monotonic() + _SIZES_WITHIN
+        read = self._first_records(name, starts, _SIZES_OF, _SIZES_WITHIN)
+        sizes = [len(m.key() or b"") + len(m.value() or b"") for m in read]
+        return sum(sizes) / len(sizes) if sizes else None
+
+    def newest_values(self, name: str, most: int) -> list[bytes | None]:
+        """Values of committed records, at most so many, from the end of each partition.
+
+        Raises UsageError if there is no such topic, BrokerUnreachable if no broker answers. Records that do not arrive
+        within the deadline are left out.
+        """
+        bounds = self.offsets(name)
+        share = max(1, most // len(bounds.latest))
+        starts = {p: max(end - share, bounds.earliest[p]) for p, end in bounds.latest.items()}
+        held = {partition: start for partition, start in starts.items() if start < bounds.latest[partition]}
+        return [m.value() for m in self._first_records(name, held, most, self._timeout.total_seconds())]
+
+    def _first_records(self, name: str, starts: Mapping[int, int], most: int, seconds: float) -> list[Message]:
+        """Committed records from `starts` on; fewer than `most` once there is a pause, or after `seconds`."""
+        records: list[Message] = []
+        if not starts:
+            return records
+        ends_at = time.monotonic() + seconds
         consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
         try:
             consumer.assign([TopicPartition(name, partition, offset) for partition, offset in starts.items()])
-            while len(sizes) < _SIZES_OF and (left := ends_at - time.monotonic()) > 0:
-                read = consumer.consume(_SIZES_OF - len(sizes), timeout=min(left, 0.2))
-                sizes += [len(m.key() or b"") + len(m.value() or b"") for m in read if m.error() is None]
-                if sizes and not read:
+            while len(records) < most and (left := ends_at - time.monotonic()) > 0:
+                read = consumer.consume(most - len(records), timeout=min(left, 0.2))
+                records += [message for message in read if message.error() is None]
+                if records and not read:
                     break
         except KafkaException as error:
-            log.info("records could not be measured", topic=name, reason=str(error)[:200])
+            log.info("records could not be read", topic=name, reason=str(error)[:200])
         finally:
             consumer.close()
-        return sum(sizes) / len(sizes) if sizes else None
+        return records
 
     def _connect(self) -> None:
         try:
