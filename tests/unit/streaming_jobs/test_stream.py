@@ -157,7 +157,8 @@ def topic_of(value: Any) -> KafkaTopic:
             lambda: DeltaSource("t", schema=OUTPUT, event_time="n", lateness="1 h"),
             "(?s)table t: event_time 'n' is bigint, not a timestamp.*timestamp_millis\\('n'\\)",
         ),
-        (lambda: topic_of(OUTPUT), r"(?s)topic t: value=StructType.*\.\.\. is no format.*write value=Json\("),
+        (lambda: topic_of(OUTPUT), r"(?s)topic t: value=StructType.* is no format.*write value=Json\("),
+        (lambda: topic_of([OUTPUT] * 9), r"value=\[StructType.{86}\.\.\. is no format"),
         (lambda: topic_of({"k": "string"}), r"(?s)value={'k': 'string'} is no format.*write value=Json\("),
         (lambda: topic_of(NoBytes), r"(?s)is no format.*write value=NoBytes\(\.\.\.\)"),
         (
