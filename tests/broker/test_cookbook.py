@@ -50,9 +50,7 @@ def run(bench: Bench, declared: Stream, *values: object) -> list[dict[str, Any]]
     (topic,) = declared.topics
     if bench.topics.describe(topic.name) is None:
         bench.topics.create(topic.name, 1)
-    records = [
-        None if value is None else json.dumps(value, default=str).replace(" 1", "T1").encode() for value in values
-    ]
+    records = [None if value is None else json.dumps(value, default=datetime.isoformat).encode() for value in values]
     produce(bench.bootstrap, topic.name, [(b"key", record) for record in records])
     status = bench.run(declared).status
     assert status.error is None and rows(bench.settings, declared.dead_letters) == []
