@@ -57,12 +57,12 @@ class ScheduleFields(Pausable):
         try:
             Quartz.of(self.quartz_cron_expression)
         except ValueError as error:
-            problem = f"quartz_cron_expression '{self.quartz_cron_expression}': {error}"
+            problem = f"'{self.quartz_cron_expression}': {error}"
             raise refusal(problem, below="quartz_cron_expression") from error
         try:
             ZoneInfo(self.timezone_id)
         except (OSError, ValueError, KeyError) as error:
-            problem = f"timezone_id: no time zone '{self.timezone_id}'"
+            problem = f"no time zone '{self.timezone_id}'"
             raise refusal(problem, nearest_zone(self.timezone_id), below="timezone_id") from error
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +11,17 @@ import typer
 from orchestration.cli.options import invocation
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
+    from orchestration.cli.options import Invocation
     from streaming_jobs.runtime.lag import Unread
     from streaming_jobs.settings import Settings
     from streaming_jobs.sources.topics import TopicFigures
     from streaming_jobs.state.topic_records import VoidRange
+
+_SAMPLES = 1_000
+"""Records from which a schema is made, at most."""
 
 
 def topics(
@@ -24,12 +30,18 @@ def topics(
         str | None, typer.Argument(metavar="[TOPIC]", help="One topic, with its partitions; none: all.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, max=60, help="Time over which the rate is measured; 0: none.")] = 1.0,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print a draft of a schema for the JSON records of any TOPIC instead.")
+    ] = False,
     output: OutputOption = Output.text,
 ) -> None:
     """Print the topics that streams read: partitions, offsets, records per second, retention, and the readers' lag.
 
     With one TOPIC, also its partitions, the mean size of its newest records, and its void ranges. Asks the broker.
     """
+    if schema:
+        _schema(invocation(context), name, output)
+        return
     from streaming_jobs.platform.broker import bootstrap_servers
     from streaming_jobs.runtime.lag import unread_now
     from streaming_jobs.sources.topics import Topics, look, with_rates, with_size
@@ -58,6 +70,31 @@ def topics(
     for missing in [name] if name and name not in figures else [each for each in declared if each not in figures]:
         if name in (None, missing):
             say(f"topic {missing} does not exist at {client.bootstrap}")
+
+
+def _schema(call: Invocation, name: str | None, output: Output) -> None:
+    """Print a schema that the newest records of a topic fit; the topic may be one that no stream reads yet."""
+    from streaming_jobs.formats.json_samples import sampled_schema
+    from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.sources.topics import Topics
+    from streaming_jobs.text import commands
+
+    if name is None:
+        raise UsageError("--schema is for one topic, and none is named", f"name it: {commands.schema('TOPIC')}")
+    client = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
+    sampled = sampled_schema(client.newest_values(name, _SAMPLES))
+    if not sampled.schema:
+        raise UsageError(
+            f"no schema: of {counted(sampled.samples, 'record')} of topic {name}, none is a JSON object with fields",
+            "send some records first, or read their values as they are: value=Text() or Raw()",
+        )
+    value = {"topic": name, **dataclasses.asdict(sampled)}
+    show(output, value, lambda: print(f"Json({json.dumps(sampled.schema, indent=4)})"))
+    say(f"made from {counted(sampled.samples, 'record')} of topic {name}; other records may not fit it")
+    for remark in sampled.remarks:
+        say(f"  {remark}")
+    for reason, count in sampled.refused.items():
+        say(f"  {number(count)} of them would be dead letters: {reason}")
 
 
 def _lag(unread: Unread | None, topic: str) -> int | None:

@@ -57,12 +57,12 @@ class Rule(ABC):
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.on_fail not in _ON_FAIL:
-            raise UsageError(f"rule {self!r}: on_fail='{self.on_fail}'", instead(str(self.on_fail), _ON_FAIL))
         if not self.name:
             object.__setattr__(self, "name", self._default_name())
         if not self.name or any(c in self.name for c in "\n\r\0"):
-            raise UsageError(f"rule {self!r} has no usable name", "give it one: name='...'")
+            raise UsageError(f"a rule {type(self).__name__} has no usable name", "give it one: name='...'")
+        if self.on_fail not in _ON_FAIL:
+            raise UsageError(f"rule {self.name}: on_fail='{self.on_fail}'", instead(str(self.on_fail), _ON_FAIL))
 
     @property
     @abstractmethod

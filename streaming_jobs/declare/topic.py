@@ -273,9 +273,9 @@ class KafkaTopic:
             raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
         is_format = hasattr(self.value, "schema") and hasattr(self.value, "reader")
         if isinstance(self.value, type) or not is_format:  # a StructType, a dict, a class
-            raise UsageError(
-                f"topic {self.name}: value={self.value!r:.100} is no format", f"write value={_as_format(self.value)}"
-            )
+            text = repr(self.value)
+            shown = text if len(text) <= 100 else f"{text[:97]}..."
+            raise UsageError(f"topic {self.name}: value={shown} is no format", f"write value={_as_format(self.value)}")
         if (self.event_time is None) != (self.lateness is None):
             raise UsageError(f"topic {self.name}: event_time and lateness go together", "set both, or neither")
         if self.idle_after is not None and self.event_time is None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not name what it re-exports
     AdminClient,
     ConfigResource,
@@ -44,6 +53,7 @@ _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _POLL = 0.02
 _SURE_AFTER = 0.5
 _SIZES_OF, _SIZES_WITHIN = 500, 2.0
+_VALUES_BYTES = 32 << 20
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _NOT_YET = _UNKNOWN | {
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -187,21 +197,51 @@ class Topics:
 
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Mean bytes of key and value of the first records at `starts`; None if no record arrived in time."""
-        sizes: list[int] = []
-        ends_at = time.monotonic() + _SIZES_WITHIN
+        read = self._first_records(name, starts, _SIZES_OF, _SIZES_WITHIN)
+        sizes = [len(m.key() or b"") + len(m.value() or b"") for m in read]
+        return sum(sizes) / len(sizes) if sizes else None
+
+    def newest_values(self, name: str, most: int) -> list[bytes | None]:
+        """Values of committed records, at most so many, from the end of each partition; fewer if they are large.
+
+        Raises UsageError if there is no such topic, BrokerUnreachable if no broker answers. Records that do not arrive
+        within the deadline are left out.
+        """
+        bounds = self.offsets(name)
+        share = max(1, most // len(bounds.latest))
+        starts = {p: max(end - share, bounds.earliest[p]) for p, end in bounds.latest.items()}
+        held = {partition: start for partition, start in starts.items() if start < bounds.latest[partition]}
+        values: list[bytes | None] = []
+        size = 0
+        with closing(self._first_records(name, held, most, self._timeout.total_seconds())) as records:
+            for record in records:
+                values.append(record.value())
+                size += len(record.value() or b"")
+                if size > _VALUES_BYTES:
+                    break
+        return values
+
+    def _first_records(
+        self, name: str, starts: Mapping[int, int], most: int, seconds: float
+    ) -> Generator[Message, None, None]:
+        """Committed records from `starts` on; fewer than `most` once there is a pause, or after `seconds`."""
+        if not starts:
+            return
+        ends_at, found = time.monotonic() + seconds, 0
         consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
         try:
             consumer.assign([TopicPartition(name, partition, offset) for partition, offset in starts.items()])
-            while len(sizes) < _SIZES_OF and (left := ends_at - time.monotonic()) > 0:
-                read = consumer.consume(_SIZES_OF - len(sizes), timeout=min(left, 0.2))
-                sizes += [len(m.key() or b"") + len(m.value() or b"") for m in read if m.error() is None]
-                if sizes and not read:
+            while found < most and (left := ends_at - time.monotonic()) > 0:
+                taken = consumer.consume(min(most - found, 100), timeout=min(left, 0.2))
+                read = [message for message in taken if message.error() is None]
+                found += len(read)
+                yield from read
+                if found and not read:
                     break
         except KafkaException as error:
-            log.info("records could not be measured", topic=name, reason=str(error)[:200])
+            log.info("records could not be read", topic=name, reason=str(error)[:200])
         finally:
             consumer.close()
-        return sum(sizes) / len(sizes) if sizes else None
 
     def _connect(self) -> None:
         try:

@@ -450,7 +450,8 @@ def recovery_words(seen: HealthFacts) -> str:
     if seen.plan is None:
         return ""
     text = f"is being recovered by plan {seen.plan}"
-    since = seen.owner.since if seen.owner is not None else seen.stop.since if seen.stop is not None else None
+    holder = seen.owner if seen.session is None else None  # a session that still runs began before the plan
+    since = holder.since if holder is not None else seen.stop.since if seen.stop is not None else None
     if since is not None:
         text += f" since {_time(since)}"
     if seen.owner is None:

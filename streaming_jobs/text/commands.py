@@ -83,6 +83,10 @@ def sample(table: str) -> str:
     return _command("streams", "sample", table)
 
 
+def schema(topic: str) -> str:
+    return _command("topics", topic, "--schema")
+
+
 def history(stream: str, **options: object) -> str:
     return _command("streams", "history", stream, **options)
 

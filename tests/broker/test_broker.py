@@ -19,7 +19,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from streaming_jobs.errors import BrokerUnreachable, SetupError
+from streaming_jobs.errors import BrokerUnreachable, SetupError, UsageError
 from streaming_jobs.platform import ports
 from streaming_jobs.platform.broker import Broker, bootstrap_servers, running
 from streaming_jobs.settings import Settings
@@ -157,6 +157,26 @@ def test_its_classes_come_from_the_archive_that_a_warm_up_made(settings: Callabl
         assert broker.pid is not None
         mapped = {Path(part.path) for part in psutil.Process(broker.pid).memory_maps()}
     assert archive in mapped
+
+
+def test_the_newest_values_are_those_of_all_partitions_and_of_committed_records_alone(
+    broker: Broker, settings: Callable[..., Settings], topic: str
+) -> None:
+    made = topics(settings(), broker.start())
+    made.create(topic, 2)
+    assert made.newest_values(topic, 10) == []
+    producer = Producer({"bootstrap.servers": made.bootstrap, "transactional.id": topic})
+    producer.init_transactions(20)
+    for last, values in ((True, [b"old", *[b"new"] * 5]), (False, [b"never"])):
+        producer.begin_transaction()
+        for partition in (0, 1):
+            for value in values:
+                producer.produce(topic, value, partition=partition)
+        (producer.commit_transaction if last else producer.abort_transaction)(20)
+    assert made.newest_values(topic, 8) == [b"new"] * 2, "the last four offsets of each partition have one record"
+    assert sorted(map(str, made.newest_values(topic, 100))) == sorted(map(str, [b"new"] * 10 + [b"old"] * 2))
+    with pytest.raises(UsageError, match="there is no topic"):
+        made.newest_values(f"no-{topic}", 10)
 
 
 @pytest.mark.parametrize("started", ["in the main thread", "in a thread that ends"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import tomllib
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = {"streaming_jobs", "reprocessing", "quality", "orchestration"}
 SECONDS_TO_STOP = StreamSettings().stop_deadline.total_seconds() + 15 + 60
 """For the streams, the driver, and Spark."""
 
@@ -52,6 +54,7 @@ def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
     own = {
         "docs/streams.md": {"my_flows.py"},
         "docs/testing.md": {"my_flows.py"},
+        "docs/cookbook.md": {"recipes.py"},
         "docs/project.md": {"corner_shop/streams.py", "corner_shop/suites.py"},
     }
     gone = []
@@ -62,6 +65,19 @@ def test_every_module_that_docs_and_docstrings_name_is_there() -> None:
             known = any(f"/{file}".endswith(f"/{module}") for file in there)
             gone += [] if known or module in own.get(name, ()) else [f"{name}: {module}"]
     assert not gone
+
+
+def test_every_name_that_a_page_imports_from_the_project_can_be_imported() -> None:
+    """Two-line snippets are not run elsewhere, and a user copies them first of all."""
+    wrong = []
+    for page in (DOCS.parent / "README.md", *DOCS.rglob("*.md")):
+        for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            for line in ast.walk(ast.parse(code)):
+                if isinstance(line, ast.ImportFrom) and str(line.module).partition(".")[0] in PACKAGES:
+                    module = importlib.import_module(str(line.module))
+                    names = (name.name for name in line.names)
+                    wrong += [f"{page.name}: {line.module}.{name}" for name in names if not hasattr(module, name)]
+    assert not wrong
 
 
 def test_the_picture_and_the_page_of_rooms_are_what_the_imports_say() -> None:

@@ -53,7 +53,7 @@ def test_a_rule_has_a_name_and_says_what_a_breach_is(rule: Rule, name: str, word
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: NotNull("id", on_fail="drpo"), "did you mean 'drop'"),  # type: ignore[arg-type]
+        (lambda: NotNull("id", on_fail="drpo"), "rule id_not_null: on_fail='drpo' did you mean 'drop'"),  # type: ignore[arg-type]
         (lambda: Between("id"), "no bound"),
         (lambda: Between("id", 2, 1), "2 is above 1"),
         (lambda: InSet("id", []), "one value at least"),

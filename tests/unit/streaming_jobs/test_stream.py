@@ -158,6 +158,7 @@ def topic_of(value: Any) -> KafkaTopic:
             "(?s)table t: event_time 'n' is bigint, not a timestamp.*timestamp_millis\\('n'\\)",
         ),
         (lambda: topic_of(OUTPUT), r"(?s)topic t: value=StructType.* is no format.*write value=Json\("),
+        (lambda: topic_of([OUTPUT] * 9), r"value=\[StructType.{86}\.\.\. is no format"),
         (lambda: topic_of({"k": "string"}), r"(?s)value={'k': 'string'} is no format.*write value=Json\("),
         (lambda: topic_of(NoBytes), r"(?s)is no format.*write value=NoBytes\(\.\.\.\)"),
         (

@@ -151,9 +151,17 @@ def test_a_job_without_continuous_and_schedule_is_started_by_hand(folder: Path) 
         ("resources:", "resources: [1]\nx:", "x: is not known here"),
         (CONTINUOUS, "continuous: [1]", "continuous: is not a mapping of fields"),
         ("max_concurrent_runs: 1", schedule("UTC"), "has both continuous and schedule"),
-        (CONTINUOUS, schedule("Mars/Olympus"), "no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin"),
+        (
+            CONTINUOUS,
+            schedule("Mars/Olympus"),
+            "schedule.timezone_id: no time zone 'Mars/Olympus'\n  next: such as UTC or Europe/Berlin",
+        ),
         (CONTINUOUS, schedule("Europe/Berlinn"), "'Europe/Berlinn'\n  next: did you mean 'Europe/Berlin'?"),
-        (CONTINUOUS, schedule("UTC", hour=25), "'0 0 25 * * ?': '25' is not a number from 0 to 23"),
+        (
+            CONTINUOUS,
+            schedule("UTC", hour=25),
+            "schedule.quartz_cron_expression: '0 0 25 * * ?': '25' is not a number from 0 to 23",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_with_file_and_key(folder: Path, old: str, new: str, expected: str) -> None:

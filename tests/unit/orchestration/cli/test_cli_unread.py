@@ -139,6 +139,22 @@ def test_topics_have_figures_and_the_lag_of_their_readers(
     assert len(printed.out.splitlines()) == 3 + 1 + 4
 
 
+def test_a_topic_that_no_stream_reads_has_a_schema_from_its_records(
+    growing: Growing, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("RECOURSE_FLOWS", "[]")
+    values = [b'{"id": 1, "at": "2026-01-01T00:00:00Z"}', b'{"id": 2, "at": null}', b"no JSON"]
+    monkeypatch.setattr(growing, "newest_values", lambda name, _: values if name == "new" else [], raising=False)
+    printed = run.ended(0, "topics", "new", "--schema")
+    schema = {"id": "bigint not null", "at": "timestamp"}
+    assert eval(printed.out, {"Json": dict}) == schema
+    assert "made from 3 records of topic new" in printed.err
+    assert "1 of them would be dead letters: malformed_json" in printed.err
+    assert run.json("topics", "new", "--schema")["schema"] == schema
+    assert "recourse topics TOPIC --schema" in run.said("topics", "--schema")
+    assert "of 0 records of topic empty, none is a JSON object" in run.said("topics", "empty", "--schema")
+
+
 def test_void_ranges_of_a_topic_are_shown_with_their_plans(
     growing: Growing, home: Settings, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:

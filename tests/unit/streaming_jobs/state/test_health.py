@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_jobs.state.health import Due, HealthFacts, HealthLimits, Space, health, judge, look
+from streaming_jobs.state.health import Due, HealthFacts, HealthLimits, Space, health, judge, look, recovery_words
 from streaming_jobs.state.lease import Owner, acquire
 from streaming_jobs.state.requests import START, STOP, StreamRequest
 from streaming_jobs.state.status import Status, TableAge, write_status
@@ -214,6 +214,8 @@ def test_a_recovery_is_named_with_its_plan_and_who_has_to_go_on() -> None:
     busy = judge(seen(owner=replace(OWNER, purpose="recovery p-1"), state="stopped", stop=RECOVERY), HealthLimits())
     assert (busy.state, busy.verdict) == ("recovering", "recovering")
     assert busy.notes[0].startswith("is being recovered by plan p-1 since 1970-01-12 12:23:20 UTC")
+    stopping = recovery_words(seen(stop=RECOVERY))
+    assert stopping == "is being recovered by plan p-1 since 1970-01-12 13:45:40 UTC", "not since the session began"
     left = judge(seen(owner=None, state="stopped", stop=RECOVERY), HealthLimits())
     assert "recourse recover resume p-1, or recourse recover abort p-1" in left.notes[0]
 
