@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 def recourse_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of all tests of a run, as a stream has it; a project may have a fixture of this name instead.
 
-    The first start on a machine fetches the jars.
+    The first start on a machine fetches the jars. Modules that pytest finds are found by Spark's Python processes too.
     """
+    import os
+    import sys
+
     from streaming_jobs.platform.spark import start
     from streaming_jobs.settings import Settings
 
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     session = start(
         Settings.load(
             {

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-
-
-def code_of(page: str, *, blocks: int) -> str:
-    """The first Python blocks of a page, as one module."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return "\n\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[:blocks])
+from tests.support import ROOT
+from tests.support.pages import code_of
 
 
 @pytest.mark.timeout(300)
