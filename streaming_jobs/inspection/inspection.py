@@ -178,7 +178,7 @@ def _without_a_commit(inspection: Inspection) -> Iterator[InspectionFinding]:
             )
             step = "inspect each checkpoint with the tables that it writes"
             table = names[0] if len(names) == 1 else ""
-            yield InspectionFinding("unknown", "certain", "no_commit", table, words, step, checkpoint=each.folder)
+            yield InspectionFinding("unknown", "certain", "no_commit", words, step, table=table, checkpoint=each.folder)
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
@@ -187,15 +187,15 @@ def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
         place = f"partition {each.partition} of topic {each.topic}"
         if each.latest is None:
             words = f"{place} does not exist any more; the job has read it up to offset {each.position}"
-            found.append(InspectionFinding("unknown", "certain", "topic_gone", each.topic, words))
+            found.append(InspectionFinding("unknown", "certain", "topic_gone", words, table=each.topic))
         elif each.planned > each.latest:
             words = f"{place} ends at offset {each.latest}, the job is at {each.planned}: the topic was created again"
-            found.append(InspectionFinding("will_lose", "certain", "topic_recreated", each.topic, words))
+            found.append(InspectionFinding("will_lose", "certain", "topic_recreated", words, table=each.topic))
         elif each.lost:
             words = (
                 f"{place} begins at offset {each.earliest}, the job is at {each.position}: Kafka has deleted the rest"
             )
-            found.append(InspectionFinding("will_lose", "certain", "past_retention", each.topic, words))
+            found.append(InspectionFinding("will_lose", "certain", "past_retention", words, table=each.topic))
     return found
 
 

@@ -70,7 +70,7 @@ class Checkpoint:
     def end(self, batch: int) -> TopicOffsets:
         """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}
-        for index, line in enumerate(self._lines(batch)):
+        for index, line in enumerate(self.sources(batch)):
             text = line if line != "-" else self.initial(index)
             ends.update(_offsets(text, self.folder / "offsets" / str(batch)))
         return ends
@@ -80,36 +80,26 @@ class Checkpoint:
         if batch > 0:
             return self.end(batch - 1)
         starts: dict[str, Mapping[int, int]] = {}
-        for index in range(len(self._lines(batch))):
+        for index in range(len(self.sources(batch))):
             starts.update(_offsets(self.initial(index), self.folder / "sources" / str(index) / "0"))
         return starts
 
     def entry_ending_at(self, batch: int, ends: TopicOffsets) -> str:
         """The text that the batch's entry would have if the batch had ended at `ends`."""
-        head = _text(self.folder / "offsets" / str(batch)).split("\n")[:2]
-        lines = []
-        for index, line in enumerate(self._lines(batch)):
-            offsets = _offsets(line if line != "-" else self.initial(index), self.folder / "offsets" / str(batch))
+        version, metadata, *lines = self._entry(batch)
+        for index, text in enumerate(self.sources(batch)):
+            offsets = _offsets(text if text != "-" else self.initial(index), self.folder / "offsets" / str(batch))
             moved = {topic: {**each, **ends.get(topic, {})} for topic, each in offsets.items()}
-            lines.append(written(moved))
-        return "\n".join([*head, *lines])
+            lines[index] = lines[index].removesuffix(text) + written(moved)  # a named source keeps its name
+        return "\n".join([version, metadata, *lines])
 
     def metadata(self, batch: int) -> dict[str, Any]:
         """The batch's own metadata: batchWatermarkMs, batchTimestampMs, conf."""
-        path = self.folder / "offsets" / str(batch)
-        try:
-            value = json.loads(_text(path).split("\n")[1])
-        except (IndexError, ValueError) as error:
-            raise _damaged(path) from error
-        return dict(value)
+        return dict(json.loads(self._entry(batch)[1]))
 
     def sources(self, batch: int) -> list[str]:
         """Where a batch ends, as each source wrote it, also in the format of named sources; `-`: nothing yet."""
-        path = self.folder / "offsets" / str(batch)
-        version, *rest = _text(path).split("\n")
-        if version not in ("v1", "v2") or len(rest) < 2:
-            raise _damaged(path)
-        lines = rest[1:]  # after the metadata
+        version, _, *lines = self._entry(batch)
         return [line.partition(":")[2] for line in lines] if version == "v2" else lines
 
     def initial(self, source: int) -> str:
@@ -150,12 +140,13 @@ class Checkpoint:
             if version not in ("v1", "v2") or not _is_json(rest):  # v2 with state format 2: ids of state files
                 raise _damaged(path)
 
-    def _lines(self, batch: int) -> list[str]:
+    def _entry(self, batch: int) -> list[str]:
+        """The lines of `offsets/N`: its version, its metadata, one for each source."""
         path = self.folder / "offsets" / str(batch)
         lines = _text(path).split("\n")
-        if len(lines) < 3 or lines[0] != "v1" or not _is_json(lines[1]):
+        if len(lines) < 3 or lines[0] not in ("v1", "v2") or not _is_json(lines[1]):
             raise _damaged(path)
-        return lines[2:]
+        return lines
 
 
 def written(offsets: TopicOffsets) -> str:
