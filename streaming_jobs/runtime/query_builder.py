@@ -359,17 +359,31 @@ class QueryBuilder:
             conf if plan_traits.joins_streams else nullcontext(),
         )
 
-    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
-        """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
-        frames = {
-            s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name)
-            for s in self._sources({})
-        }
-        outputs = self._outputs(frames)
+    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:
+        """Raise what `assemble` would raise for the stream's function, or return the fingerprint of its state.
+
+        Writes nothing, and needs no broker.
+        """
+        outputs = self._without_start(spark)
         self._checked_traits(outputs)
-        self._checked_state(record, outputs, keeps_state=keeps_state)
+        fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
+        return fingerprint
+
+    def discarding(self, spark: SparkSession, folder: Location) -> DataStreamWriter:
+        """The query of a stream with one output, on a checkpoint that has begun; its rows go nowhere."""
+        [frame] = self._without_start(spark).values()
+        written = frame.writeStream.outputMode("update" if self._emit == "update" else "append").format("noop")
+        return triggered(written.option("checkpointLocation", hadoop_path(folder)), self.trigger, self._commit_interval)
+
+    def _without_start(self, spark: SparkSession) -> Mapping[str, DataFrame]:
+        return self._outputs(
+            {
+                s.parameter: s.stream(spark, start={}, limits=self.limits_of(s.name), owner=self.stream.name)
+                for s in self._sources({})
+            }
+        )
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
         """Call the stream's function; raises UsageError if it returns no frame, FunctionRaised if it raises."""

@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -254,11 +254,18 @@ def cuttable(checkpoint: Checkpoint) -> range:
     return range(first if first == 0 else first + _BEFORE, last + 1)
 
 
-def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
+def copied(source: Path, target: Path) -> None:
+    """A copy of a state file, and the folders above it; its caller syncs them."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copy2(source, target)
+
+
+def cut(checkpoint: Checkpoint, batch: int, target: Location, keep: Callable[[Path, Path], None] = hard_link) -> None:
     """Make `target` a checkpoint that ends after `batch`; an existing cut is left as it is.
 
-    Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or,
-    on a store, a target without its metadata.
+    `keep` makes the state files: `copied` for a checkpoint that is not ours, or lies on another disk. Raises UsageError
+    when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or, on a store, a
+    target without its metadata.
     """
     if is_made(target):
         return
@@ -273,7 +280,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
     names = [f"{log}/{number}" for log in ("offsets", "commits") for number in numbers]
     names += [f"sources/{name}" for name, _ in files_below(checkpoint.folder / "sources")]
     state = [f"state/{name}" for name in needed_state(checkpoint.folder / "state", batch + 1)]
-    _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})})
+    _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})}, keep)
 
 
 def is_made(target: Location) -> bool:
@@ -297,7 +304,12 @@ def copy(source: Location, target: Location, *, ends: TopicOffsets | None = None
 
 
 def _made(
-    source: Location, target: Location, names: Sequence[str], state: Sequence[str], texts: Mapping[str, str]
+    source: Location,
+    target: Location,
+    names: Sequence[str],
+    state: Sequence[str],
+    texts: Mapping[str, str],
+    keep: Callable[[Path, Path], None] = hard_link,
 ) -> None:
     """Make a checkpoint of files of another one and of texts, of which the last is written last."""
     if isinstance(source, StorePath) and isinstance(target, StorePath):
@@ -316,7 +328,7 @@ def _made(
         (partial / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         shutil.copy2(source / name, partial / name)
     for name in state:
-        hard_link(source / name, partial / name)
+        keep(source / name, partial / name)
     for name, text in texts.items():
         (partial / name).write_text(text, encoding="utf-8")
     sync_tree(partial)  # Spark has synced none of the linked files

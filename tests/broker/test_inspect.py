@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -19,9 +20,10 @@ from streaming_jobs.inspection.inspection import Inspection, beside_topics, insp
 from streaming_jobs.platform.jars import ensure, locked
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, assert_chained, ledger, rows
+from tests.support.driver import Bench, assert_chained, command, ledger, rows, variables
 from tests.support.spark_cluster import java_for_spark
-from tests.support.taken_flows import TOPIC, taken
+from tests.support.taken_flows import TOPIC, WITH_STATE, firsts, taken, totals
+from tests.unit.streaming_jobs.inspection.test_inspection import state_of
 
 pytestmark = pytest.mark.timeout(900)
 COLUMNS = OffsetColumns("partition", "offset")
@@ -53,6 +55,13 @@ class PlainJobs:
         for number in ids:
             producer.produce(topic, value=b"%d" % number, partition=number % 2)
         assert producer.flush(30) == 0
+
+
+def refusal(made: Bench, flows: str, *arguments: str) -> str:
+    """What a command says that is refused."""
+    done = command(made.settings.home, variables(made.settings.home, made.bootstrap, flows), *arguments)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    return done.stderr
 
 
 def offsets(found: Inspection, kind: str) -> set[tuple[int, int]]:
@@ -144,3 +153,55 @@ def test_a_stream_goes_on_where_a_real_job_has_stopped_without_losing_or_doublin
     assert batches[0].batch == 0 and dict(batches[0].offsets[0].start) == {0: 11, 1: 10}
     assert not inspect([checkpoint, made.settings.state / "taken" / "g0001"], [table], COLUMNS).alarming
     made.recourse("tests.support.taken_flows", "verify", "taken")
+
+
+@pytest.mark.parametrize("provider", ["HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"])
+def test_a_stream_goes_on_with_the_state_of_a_real_job_if_it_computes_the_same(
+    bench: BenchFactory, tmp_path: Path, provider: str
+) -> None:
+    made = bench()
+    jobs, flows = PlainJobs(made, tmp_path), "tests.support.taken_flows"
+    made.topics.create(WITH_STATE, 2)
+    jobs.send(WITH_STATE, range(17))
+    assert isinstance(made.settings.tables, Path)
+    place = f"org.apache.spark.sql.execution.streaming.state.{provider}"
+    common = {"topic": WITH_STATE, "conf": {"spark.sql.streaming.stateStore.providerClass": place}}
+    grouped = {**common, "kind": "merge", "shape": "totals", "key": "bucket", "table": made.settings.tables / "totals"}
+    distinct = {**common, "kind": "sink", "shape": "distinct", "table": made.settings.tables / "firsts"}
+    for job in (grouped, distinct):
+        job["checkpoint"] = tmp_path / f"c_{job['shape']}"
+    assert jobs.run(grouped, distinct) == 0
+    before = state_of(tmp_path / "c_totals")
+    jobs.send(WITH_STATE, range(17, 30))
+
+    adopt = ("--checkpoint", str(grouped["checkpoint"]), "--yes")
+    for name, why in (
+        ("others", "3 keys had another value or another place after batch 4"),
+        ("fewer", "it is struct<"),
+    ):
+        shutil.copytree(made.settings.tables / "totals", made.settings.tables / name)
+        assert f"does not fit stream {name}: {why}" in refusal(made, flows, "adopt", name, *adopt)
+        assert not (made.settings.state / name / "stream.json").exists()
+
+    shown = made.recourse(flows, "adopt", "totals", *adopt)
+    assert "its state fits: batch 4, computed again by the stream, left the same 3 keys" in shown
+    assert "with a copy of its state" in shown
+    made.recourse(flows, "adopt", "totals", "--undo", "--yes")
+    assert not (made.settings.state / "totals" / "g0001").exists()
+    made.recourse(flows, "adopt", "totals", *adopt)
+    assert state_of(tmp_path / "c_totals") == before
+    made.recourse(flows, "adopt", "firsts", "--checkpoint", str(distinct["checkpoint"]), "--yes")
+    for adopted, number in ((totals, 30), (firsts, 30), (totals, 44), (firsts, 44)):
+        made.run(adopted)
+        if adopted is firsts:
+            jobs.send(WITH_STATE, range(number, 44))
+        want = {(b, len(range(b, number, 3)), sum(range(b, number, 3))) for b in range(3)}
+        now = [tuple(row[name] for name in ("bucket", "records", "total")) for row in rows(made.settings, "totals")]
+        assert sorted(now) == sorted(want)
+        if adopted is firsts:
+            assert sorted(row["id"] for row in rows(made.settings, "firsts")) == list(range(7))
+    batches = ledger(made.settings, "totals")
+    assert_chained(batches)
+    assert batches[0].batch == 5 and dict(batches[0].offsets[0].start) == {0: 9, 1: 8}
+    made.recourse(flows, "verify", "totals", "firsts")
+    assert "has committed since its adoption" in refusal(made, flows, "adopt", "totals", "--undo", "--yes")
