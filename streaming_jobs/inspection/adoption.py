@@ -25,6 +25,7 @@ from typing import Any
 
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from streaming_jobs.declare.table import emits
 from streaming_jobs.errors import CommitImpossible, CommitRefused, UsageError
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
 from streaming_jobs.inspection.findings import numbers_words
@@ -188,7 +189,15 @@ def plan_adoption(
             "inspect the job, and repair table or checkpoint; or say --despite-findings, if the offsets after batch "
             f"{batch} are the right ones all the same",
         )
-    return replace(plan, state=try_state(history, batch)) if history.stateful and not done else plan
+    if history.stateful and not done:
+        writes = [commit for write in judged.attribution.of(history).get(batch, ()) for commit in write.commits]
+        if emits(declared) == "close" and any(commit.upserts or commit.replaces_all for commit in writes):
+            raise UsageError(
+                f"the job replaces results that it has written before, and stream {stream.name} would append them",
+                "declare the table with keys and emit='update'",
+            )
+        plan = replace(plan, state=try_state(history, batch))
+    return plan
 
 
 def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:

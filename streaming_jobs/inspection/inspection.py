@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, is_checkpoint, read_checkpoint
-from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding, numbers_words
+from streaming_jobs.inspection.findings import ALARMING, MEANINGS, InspectionFinding, numbers_words
 from streaming_jobs.inspection.judgement import JudgedTable, judge_all, without_a_commit
 from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
@@ -75,8 +75,10 @@ class Inspection:
         """The sentence of the inspection."""
         found = [finding for finding in self.findings if finding.alarming]
         if not found:
-            unclear = any(finding.kind in ("unknown", "damaged") for finding in self.findings)
-            return "no loss and no double was found" + (", as far as checkpoint and log still tell" if unclear else "")
+            if unclear := sum(finding.kind in ALARMING for finding in self.findings):
+                return f"no loss and no double is certain or likely; {counted(unclear, 'finding')} may be one"
+            partly = any(finding.kind in ("unknown", "damaged") for finding in self.findings)
+            return "no loss and no double was found" + (", as far as checkpoint and log still tell" if partly else "")
         parts = []
         for kind in dict.fromkeys(finding.kind for finding in found):
             of_kind = [finding for finding in found if finding.kind == kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -551,6 +552,16 @@ def test_state_that_fits_is_copied_and_batches_go_on_after_the_last_one(home: Se
     assert check_start(take_snapshot(home, orders, TwoPartitions())) == [] and state_of(job.root) == before
     undo(home, orders, plan_undo(home, orders))
     assert not stale.exists() and state_of(job.root) == before
+
+
+def test_results_that_the_job_replaces_are_not_appended(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("merge")
+    job.run(5)
+    keep_state(job)
+    with pytest.raises(UsageError, match="replaces results that it has written before"):
+        plan(home, job, try_state=fits)
+    keyed = replace(orders, sinks={"orders": DeltaTable("orders", keys=["id"])})
+    assert plan(home, job, keyed, fits).state is not None
 
 
 def unfit(history: CheckpointHistory, batch: int) -> CarriedState:
