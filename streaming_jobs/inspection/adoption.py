@@ -211,6 +211,8 @@ def adopt(settings: Settings, stream: Stream, plan: AdoptionPlan) -> bool:
         sink = _owned(settings, _only_table(stream), stream.name)
         if recorded and sink.owner == stream.name and sink.position is not None:
             return False
+        if recorded and sink.position is not None and sink.position > plan.position:
+            raise UsageError(f"stream {stream.name} has run before", "adopt the job by a new stream")
         if sink.version != plan.version:
             raise CommitRefused(
                 f"table {plan.table} is at version {sink.version} and was at {plan.version}: the job still runs",
@@ -261,13 +263,13 @@ def plan_undo(settings: Settings, stream: Stream) -> AdoptionUndo:
     sink = _owned(settings, declared, stream.name)
     begun = Txn(1, record.generations[0].from_batch)
     at = max((t.position for t in open_tables(settings, stream).values() if t.position is not None), default=begun)
-    if sink.owner is not None and at > begun:
+    if (sink.owner is not None or record.tables) and at > begun:
         raise UsageError(
             f"stream {stream.name} has committed since its adoption ({at}), and its records would be in no other job",
             f"let it go on, or go back to a savepoint of the stream (`{commands.savepoints(stream.name)}`)",
         )
-    before = None if sink.owner is None else _before(sink, stream.name)
     reason = record.generations[0].reason
+    before = None if sink.owner is None else _before(sink, reason)
     return AdoptionUndo(stream.name, declared.name, str(sink.path), sink.version, before, reason)
 
 
@@ -287,21 +289,18 @@ def undo(settings: Settings, stream: Stream, plan: AdoptionUndo) -> None:
         folder.record.delete()
 
 
-def _before(sink: DeltaSink, stream: str) -> int:
+def _before(sink: DeltaSink, reason: str) -> int:
     """The table's last version before its adoption; raises UsageError if rows have changed since."""
+    unset = f"ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('{STREAM_PROPERTY}'), then undo again"
     for commit in walk(sink.path, sink.version):
         if commit.changes_data:
             raise UsageError(
                 f"version {commit.version} ({commit.operation}) of table {sink.name} has changed rows in the meantime",
-                "if the job goes on, leave it so, or adopt it again where it stops; to take the stream's name off: "
-                f"ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('{STREAM_PROPERTY}'), then undo again",
+                f"if the job goes on, adopt it again where it stops; to take the stream's name off the table: {unset}",
             )
-        if commit.moves(stream):
+        if commit.entry is not None and commit.entry.kind == "publish" and commit.entry.note == reason:
             return commit.version - 1
-    raise UsageError(
-        f"the log of table {sink.name} no longer has the commit of the adoption",
-        f"ALTER TABLE delta.`{sink.path}` UNSET TBLPROPERTIES ('{STREAM_PROPERTY}'), then undo again",
-    )
+    raise UsageError(f"the log of table {sink.name} no longer has the commit of the adoption", unset)
 
 
 def _give_back(sink: DeltaSink, plan: AdoptionUndo, before: int) -> None:

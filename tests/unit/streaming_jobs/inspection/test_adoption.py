@@ -34,6 +34,7 @@ from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTable
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from tests.support.plain_histories import TOPIC, JobKind, PlainJob
 from tests.unit.streaming_jobs.inspection.test_inspection import note_entry, read, state_of
@@ -516,6 +517,27 @@ def test_an_undo_is_refused_once_rows_have_changed_and_says_what_to_do(home: Set
     with pytest.raises(UsageError, match="has committed since its adoption .*batch 0") as refused:
         plan_undo(home, orders)
     assert "recourse savepoints list orders" in refused.value.next_step
+
+
+def test_neither_an_adoption_nor_an_undo_touches_a_stream_that_has_run(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    adopt(home, orders, plan(home, job))
+    begin_without_a_batch(home)
+    sink = open_sink(home, orders.primary, "orders")
+    assert sink is not None
+    record = replace(stream_record.existing(home, "orders"), tables=(BoundTable("orders", sink.table_id, "primary"),))
+    stream_record.save(home, record)
+    batch = LedgerEntry("batch", "orders", "orders", 1, 0, ())
+    sink.handle.alter.set_table_properties({}, commit_properties=moving(batch, sink.app_id))
+    Table(str(job.table)).restore(2)  # somebody takes the property off
+    before = state_of(home.state / "orders")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has run before"):
+        adopt(home, orders, plan(home, job, despite_findings=True))
+    with pytest.raises(UsageError, match="has committed since its adoption"):
+        plan_undo(home, orders)
+    after = state_of(home.state / "orders")  # type: ignore[arg-type]
+    assert {k: v for k, v in after.items() if k != "lease"} == {k: v for k, v in before.items() if k != "lease"}
 
 
 def test_a_table_that_has_changed_since_the_plan_of_an_undo_is_not_touched(home: Settings, make_job: MakeJob) -> None:
