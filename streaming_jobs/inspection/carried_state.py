@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 3600
 """Seconds that the batch may take."""
-_REFUSED = re.compile(r"\[(?:STATE_STORE|STREAMING_STATEFUL)_\w+\].*")
-"""Spark's own refusal of a state: other types, other operators."""
+_REFUSED = re.compile(r"\[(?:STATE_STORE|STREAMING_STATEFUL|STDS|CANNOT_LOAD_STATE)_[\w.]+\].*")
+"""Spark's own refusal of a state: other types, other operators, a version that is not there."""
 _WITH_NULLS = "map('ignoreNullFields', 'false')"
 FROM_THE_RECORDS = (
     "start the state from the records instead: declare the stream with a table of its own, beginning with the earliest "
@@ -130,7 +130,7 @@ class StateTrial:
             if operator not in _operators(job) & _operators(again):
                 raise _unfit(name, f"not both have a state {operator}")
             before, after = (_state(spark, folder, operator, batch) for folder in (job, again))
-            if before.schema != after.schema:
+            if _types(before) != _types(after):
                 raise _unfit(name, f"it is {_types(before)} in the checkpoint, and {_types(after)} in the stream")
             if others := _others(before, after):
                 raise _unfit(name, f"{counted(others, 'key')} had another value or another place after batch {batch}")
