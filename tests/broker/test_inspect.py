@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable as Table
 
 from streaming_jobs.errors import UsageError
-from streaming_jobs.inspection.adoption import AdoptionPlan, CarriedState, adopt, plan_adoption, plan_undo, undo
+from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption, plan_undo, undo
 from streaming_jobs.inspection.carried_state import StateTrial
 from streaming_jobs.inspection.counted_offsets import OffsetColumns
 from streaming_jobs.inspection.inspection import Inspection, beside_topics, inspect
@@ -183,8 +183,10 @@ def test_a_stream_goes_on_with_the_state_of_a_real_job_if_it_computes_the_same(
         shutil.copytree(tables / "totals", tables / declared.name)
         with pytest.raises(UsageError, match=f"does not fit stream {declared.name}: {why}"):
             plan(declared)
-    assert plan(totals).state == CarriedState(2, 3, plan(totals).state.fingerprint)  # type: ignore[union-attr]
-    adopt(made.settings, totals, plan(totals))
+    fits = plan(totals)
+    assert fits.state is not None
+    assert (fits.state.batch, fits.state.keys) == (2, 3) and "Aggregate" in str(fits.state.fingerprint)
+    adopt(made.settings, totals, fits)
     undo(made.settings, totals, plan_undo(made.settings, totals))
 
     jobs.send(WITH_STATE, range(17, 30))
