@@ -25,7 +25,7 @@ from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.spark_on_store import hadoop_path
-from streaming_jobs.runtime.query_builder import QueryBuilder
+from streaming_jobs.runtime.query_builder import QueryBuilder, all_set_to, format_of_state
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import Connection
@@ -107,7 +107,13 @@ class StateTrial:
         return self.topics.offsets(span.topic).earliest.get(span.partition, 0) <= span.start
 
     def _compared(self, job: Path, again: Path, batch: int, ends: TopicOffsets) -> CarriedState:
-        spark, name = self.session(), self.stream.name
+        spark = self.session()
+        with all_set_to(spark, format_of_state(Checkpoint(job))):
+            fingerprint = self._compute(spark, again, batch, ends)
+            return CarriedState(batch, self._same_keys(spark, job, again, batch), fingerprint)
+
+    def _compute(self, spark: SparkSession, again: Path, batch: int, ends: TopicOffsets) -> dict[str, str]:
+        """Run the planned batch; returns the fingerprint of the stream's state."""
         builder = QueryBuilder(
             stream=self.stream,
             settings=self.settings,
@@ -118,14 +124,19 @@ class StateTrial:
             report=lambda _: None,
             until=ends,
         )
-        fingerprint = builder.check(spark, stream_record.first(name), keeps_state=False)
+        fingerprint = builder.check(spark, stream_record.first(self.stream.name), keeps_state=False)
         query = builder.discarding(spark, again).start()
         try:
             if not query.awaitTermination(_LONGEST):
-                raise _unfit(name, f"batch {batch} was not computed within {_LONGEST // 60} minutes")
+                why = f"batch {batch} was not computed within {_LONGEST // 60} minutes"
+                raise UsageError(f"the state of the job could not be tried: {why}", FROM_THE_RECORDS)
         finally:
             query.stop()
-        keys = 0
+        return fingerprint
+
+    def _same_keys(self, spark: SparkSession, job: Path, again: Path, batch: int) -> int:
+        """The number of keys of both, which are equal; raises UsageError if they are not."""
+        keys, name = 0, self.stream.name
         for operator in sorted(_operators(job) | _operators(again)):
             if operator not in _operators(job) & _operators(again):
                 raise _unfit(name, f"not both have a state {operator}")
@@ -135,7 +146,7 @@ class StateTrial:
             if others := _others(before, after):
                 raise _unfit(name, f"{counted(others, 'key')} had another value or another place after batch {batch}")
             keys += before.count()
-        return CarriedState(batch, keys, fingerprint)
+        return keys
 
 
 def _state(spark: SparkSession, folder: Path, operator: int, batch: int) -> DataFrame:

@@ -7,8 +7,8 @@ changed aggregation on existing state, several sinks behind state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,23 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
     raise ConfigurationError(
         f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
     )
+
+
+def format_of_state(of: checkpoint.Checkpoint) -> dict[str, str]:
+    """The option by which Spark goes on in the format that the state has; state of another job may have the first one.
+
+    Spark's default state store knows no other.
+    """
+    return {"spark.sql.streaming.stateStore.checkpointFormatVersion": str(of.state_format)}
+
+
+@contextmanager
+def all_set_to(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """`set_to` for several options."""
+    with ExitStack() as stack:
+        for key, value in values.items():
+            stack.enter_context(set_to(spark, key, value))
+        yield
 
 
 # The sources of a stream for its batches: topics with their archives, and tables.
@@ -350,13 +367,15 @@ class QueryBuilder:
             .foreachBatch(slices.around(pipeline))
         )
         # Without it, a join of two streams would match rows whose keys are null.
-        conf = set_to(spark, "spark.sql.constraintPropagation.enabled", "true")
+        conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
+        if record.adopted:
+            conf |= format_of_state(pipeline.files.checkpoint)
         return BuiltQuery(
             record,
             pipeline,
             triggered(writer, self.trigger, self._commit_interval),
             handle,
-            conf if plan_traits.joins_streams else nullcontext(),
+            all_set_to(spark, conf),
         )
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:

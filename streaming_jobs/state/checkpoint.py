@@ -63,6 +63,12 @@ class Checkpoint:
         return max(self.committed, default=None)
 
     @property
+    def state_format(self) -> int:
+        """The format of the state's files: Spark's first one, or 2, in which files have unique names."""
+        last = self.last_committed
+        return 1 if last is not None and _text(self.folder / "commits" / str(last)).startswith("v1") else 2
+
+    @property
     def exists(self) -> bool:
         """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()
