@@ -7,7 +7,7 @@ from functools import partial
 
 from streaming_jobs.inspection.attribution import Attribution, BatchWrite
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
-from streaming_jobs.inspection.findings import InspectionFinding, finding, numbers_words
+from streaming_jobs.inspection.findings import InspectionFinding, numbers_words
 from streaming_jobs.inspection.table_history import TableHistory
 from streaming_jobs.text.spelling import counted, instant_words
 from streaming_jobs.verification.offset_ranges import merged
@@ -24,7 +24,7 @@ def beside_batches(
 
 
 def _damage(table: TableHistory, checkpoints: Sequence[CheckpointHistory]) -> Iterator[InspectionFinding]:
-    found = partial(finding, table=table.name)
+    found = partial(InspectionFinding, table=table.name)
     for words in table.trouble:
         yield found("damaged", "certain", "log", f"table {table.name}: {words}")
     for checkpoint in checkpoints:
@@ -41,7 +41,7 @@ def _damage(table: TableHistory, checkpoints: Sequence[CheckpointHistory]) -> It
 def _unknown(
     table: TableHistory, checkpoints: Sequence[CheckpointHistory], attribution: Attribution
 ) -> Iterator[InspectionFinding]:
-    found = partial(finding, table=table.name)
+    found = partial(InspectionFinding, table=table.name)
     if table.cut:
         since = instant_words(table.begun)
         yield found(
@@ -75,7 +75,7 @@ def _unknown(
 
 
 def _lost_files(table: TableHistory, attribution: Attribution) -> Iterator[InspectionFinding]:
-    found = partial(finding, table=table.name)
+    found = partial(InspectionFinding, table=table.name)
     for missing in table.missing_files:
         writes = _writes_of(attribution, missing.versions)
         spans = merged(span for write in writes for span in write.spans or ())
@@ -97,7 +97,7 @@ def _lost_files(table: TableHistory, attribution: Attribution) -> Iterator[Inspe
 
 
 def _foreign(table: TableHistory, attribution: Attribution) -> Iterator[InspectionFinding]:
-    found = partial(finding, table=table.name)
+    found = partial(InspectionFinding, table=table.name)
     signatures = {c.signature for write in attribution.writes if not write.certain for c in write.commits}
     for commit in attribution.foreign:
         touched = _writes_of(attribution, commit.touches)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection.coverage import RECREATED
-from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding
+from streaming_jobs.inspection.findings import InspectionFinding, Kind
 from streaming_jobs.inspection.judgement import JudgedTable
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.storage.locations import Location
@@ -47,7 +47,10 @@ def confirmed(table: Location, columns: OffsetColumns, judged: JudgedTable) -> t
     name, found = judged.history.name, list(judged.findings)
     topics = sorted({span.topic for span in judged.read})
     if why := _uncountable(judged, topics):
-        return (*found, finding("unknown", "certain", "not_counted", f"the rows were not counted: {why}", table=name))
+        return (
+            *found,
+            InspectionFinding("unknown", "certain", "not_counted", f"the rows were not counted: {why}", table=name),
+        )
     if len(topics) > 1 and columns.topic is None:
         raise UsageError(f"the job reads {len(topics)} topics", "name the column of the topic as the third one")
     absent, doubled = _counted(table, columns, judged, topics)
@@ -59,11 +62,11 @@ def confirmed(table: Location, columns: OffsetColumns, judged: JudgedTable) -> t
             f"the rows lack {counted(total(left_absent), 'offset')} of batches that are in the table: filtered by the "
             "job, transaction markers, or passed over by failOnDataLoss=false after Kafka had deleted them"
         )
-        kept.append(finding("unknown", "unclear", "counted", words, table=name, spans=left_absent))
+        kept.append(InspectionFinding("unknown", "unclear", "counted", words, table=name, spans=left_absent))
     if left_doubled:
         words = f"{counted(total(left_doubled), 'offset')} are in more than one row"
         step = "delete all rows but one of each offset, if the job writes one row for each record"
-        kept.append(finding("doubled", "certain", "counted", words, step, table=name, spans=left_doubled))
+        kept.append(InspectionFinding("doubled", "certain", "counted", words, step, table=name, spans=left_doubled))
     return tuple(kept)
 
 

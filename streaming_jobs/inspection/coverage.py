@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from streaming_jobs.inspection.attribution import Attribution, BatchWrite
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
-from streaming_jobs.inspection.findings import Certainty, InspectionFinding, finding, numbers_words
+from streaming_jobs.inspection.findings import Certainty, InspectionFinding, numbers_words
 from streaming_jobs.inspection.table_history import TableCommit
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span, merged, sweep, without
@@ -55,7 +55,7 @@ class OffsetCoverage:
     """How often the offsets of a partition have gone back, as the topic was created again."""
 
     def __post_init__(self) -> None:
-        self._finding = partial(finding, table=self.table)
+        self._finding = partial(InspectionFinding, table=self.table)
 
     def life(self, span: Span) -> Span:
         """The offsets in the present life of the topic."""
@@ -110,7 +110,7 @@ class OffsetCoverage:
         batches = sorted(each.batch for each, _ in causes)
         named = numbers_words(batches, "batch")
         version, operation = (cause.by.version, cause.by.operation) if cause.by is not None else ("", "")
-        spans = merged(span for _, left in causes for span in left)
+        spans = list(merged(span for _, left in causes for span in left))
         words = {
             "restored": f"version {version} restored the table to an older version, without the rows of {named}; the "
             "checkpoint did not go back with it",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from streaming_jobs.verification.offset_ranges import Span
@@ -37,15 +37,19 @@ class InspectionFinding:
     kind: Kind
     certainty: Certainty
     reason: str
-    table: str
+    table: str = field(kw_only=True)
     words: str
     next_step: str = ""
-    spans: tuple[Span, ...] = ()
+    spans: Sequence[Span] = ()
     within: bool = False
-    versions: tuple[int, ...] = ()
+    versions: Sequence[int] = ()
     checkpoint: str = ""
-    batches: tuple[int, ...] = ()
+    batches: Sequence[int] = ()
     counted: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("spans", "versions", "batches"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def alarming(self) -> bool:
@@ -58,36 +62,6 @@ class InspectionFinding:
     def as_json(self) -> dict[str, Any]:
         spans = [{"topic": s.topic, "partition": s.partition, "start": s.start, "end": s.end} for s in self.spans]
         return {**asdict(self), "spans": spans, "records": self.records, "alarming": self.alarming}
-
-
-def finding(
-    kind: Kind,
-    certainty: Certainty,
-    reason: str,
-    words: str,
-    next_step: str = "",
-    *,
-    table: str,
-    spans: Iterable[Span] = (),
-    within: bool = False,
-    versions: Iterable[int] = (),
-    checkpoint: str = "",
-    batches: Iterable[int] = (),
-) -> InspectionFinding:
-    """A finding from collections of any kind."""
-    return InspectionFinding(
-        kind=kind,
-        certainty=certainty,
-        reason=reason,
-        table=table,
-        words=words,
-        next_step=next_step,
-        spans=tuple(spans),
-        within=within,
-        versions=tuple(versions),
-        checkpoint=checkpoint,
-        batches=tuple(batches),
-    )
 
 
 def numbers_words(numbers: Sequence[int], noun: str, most: int = 6) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, is_checkpoint, read_checkpoint
-from streaming_jobs.inspection.findings import MEANINGS, InspectionFinding, numbers_words
+from streaming_jobs.inspection.findings import ALARMING, MEANINGS, InspectionFinding, numbers_words
 from streaming_jobs.inspection.judgement import JudgedTable, judge_all, without_a_commit
 from streaming_jobs.inspection.table_history import is_table, read_table
 from streaming_jobs.ledger.positions import OffsetBounds
@@ -75,8 +75,10 @@ class Inspection:
         """The sentence of the inspection."""
         found = [finding for finding in self.findings if finding.alarming]
         if not found:
-            unclear = any(finding.kind in ("unknown", "damaged") for finding in self.findings)
-            return "no loss and no double was found" + (", as far as checkpoint and log still tell" if unclear else "")
+            if unclear := sum(finding.kind in ALARMING for finding in self.findings):
+                return f"no loss and no double is certain or likely; {counted(unclear, 'finding')} may be one"
+            partly = any(finding.kind in ("unknown", "damaged") for finding in self.findings)
+            return "no loss and no double was found" + (", as far as checkpoint and log still tell" if partly else "")
         parts = []
         for kind in dict.fromkeys(finding.kind for finding in found):
             of_kind = [finding for finding in found if finding.kind == kind]
@@ -178,7 +180,7 @@ def _without_a_commit(inspection: Inspection) -> Iterator[InspectionFinding]:
             )
             step = "inspect each checkpoint with the tables that it writes"
             table = names[0] if len(names) == 1 else ""
-            yield InspectionFinding("unknown", "certain", "no_commit", table, words, step, checkpoint=each.folder)
+            yield InspectionFinding("unknown", "certain", "no_commit", words, step, table=table, checkpoint=each.folder)
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
@@ -187,15 +189,15 @@ def _of_topics(topics: Sequence[TopicNow]) -> list[InspectionFinding]:
         place = f"partition {each.partition} of topic {each.topic}"
         if each.latest is None:
             words = f"{place} does not exist any more; the job has read it up to offset {each.position}"
-            found.append(InspectionFinding("unknown", "certain", "topic_gone", each.topic, words))
+            found.append(InspectionFinding("unknown", "certain", "topic_gone", words, table=each.topic))
         elif each.planned > each.latest:
             words = f"{place} ends at offset {each.latest}, the job is at {each.planned}: the topic was created again"
-            found.append(InspectionFinding("will_lose", "certain", "topic_recreated", each.topic, words))
+            found.append(InspectionFinding("will_lose", "certain", "topic_recreated", words, table=each.topic))
         elif each.lost:
             words = (
                 f"{place} begins at offset {each.earliest}, the job is at {each.position}: Kafka has deleted the rest"
             )
-            found.append(InspectionFinding("will_lose", "certain", "past_retention", each.topic, words))
+            found.append(InspectionFinding("will_lose", "certain", "past_retention", words, table=each.topic))
     return found
 
 

@@ -14,7 +14,7 @@ from streaming_jobs.inspection.attribution import Attribution, BatchWrite, attri
 from streaming_jobs.inspection.beside_batches import beside_batches
 from streaming_jobs.inspection.checkpoint_history import CheckpointHistory, PlannedBatch
 from streaming_jobs.inspection.coverage import READ_ONCE, Cause, OffsetCoverage
-from streaming_jobs.inspection.findings import InspectionFinding, Kind, finding, numbers_words
+from streaming_jobs.inspection.findings import InspectionFinding, Kind, numbers_words
 from streaming_jobs.inspection.table_history import TableCommit, TableHistory
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.offset_ranges import Span
@@ -97,7 +97,7 @@ class _Batches:
     def __init__(self, table: TableHistory, attribution: Attribution, checkpoints: Sequence[CheckpointHistory]) -> None:
         self.table, self.attribution, self.checkpoints = table, attribution, checkpoints
         self.coverage = OffsetCoverage(table.name)
-        self._finding = partial(finding, table=table.name)
+        self._finding = partial(InspectionFinding, table=table.name)
 
     def judge(self, checkpoint: CheckpointHistory) -> Iterator[InspectionFinding]:
         """Collect the coverage of a checkpoint's batches; yields what is not a matter of coverage."""

@@ -58,7 +58,7 @@ def _unrecorded(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
             _restore(snapshot),
         )
     for table in snapshot.tables:
-        if table.txn is not None:
+        if table.txn is not None and table.owner == snapshot.stream:  # else an adoption that was undone
             yield StartFinding(
                 "refuse",
                 f"table {table.name} holds rows of stream {snapshot.stream} up to {table.txn}, "

@@ -7,8 +7,8 @@ changed aggregation on existing state, outputs that do not share their state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import SourceCounts, TopicReader
-from streaming_jobs.sources.batch_watermark import TimedSource, WatermarkServer
+from streaming_jobs.sources.batch_watermark import WatermarkServer
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
@@ -137,6 +137,23 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
     )
 
 
+def format_of_state(of: checkpoint.Checkpoint) -> dict[str, str]:
+    """The option by which Spark goes on in the format that the state has; state of another job may have the first one.
+
+    Spark's default state store knows no other.
+    """
+    return {"spark.sql.streaming.stateStore.checkpointFormatVersion": str(of.state_format)}
+
+
+@contextmanager
+def all_set_to(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """`set_to` for several options."""
+    with ExitStack() as stack:
+        for key, value in values.items():
+            stack.enter_context(set_to(spark, key, value))
+        yield
+
+
 # The sources of a stream for its batches: topics with their archives, and tables.
 
 
@@ -163,20 +180,6 @@ def sources_of(
         else:
             versions = versions_of(archives.settings, stream, source.name)
             made.append(TableSource(parameter, source, client, lateness, versions))
-    return made
-
-
-def timed_sources(sources: Sequence[KafkaSource | TableSource], server: WatermarkServer) -> list[TimedSource | None]:
-    """How each source says how far its event times are; None for one without a watermark."""
-    made, number = list[TimedSource | None](), 0
-    for source in sources:
-        if source.event_time is None or source.lateness is None:
-            made.append(None)
-            continue
-        idle = source.declared.idle_after
-        seconds = parse_duration(idle).total_seconds() if idle is not None else None
-        made.append(TimedSource(server.path, number, source.event_time, milliseconds(source.lateness), seconds))
-        number += 1
     return made
 
 
@@ -329,10 +332,10 @@ class QueryBuilder:
         sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
         starts = self._starts(record, snapshot)
         watermarks = WatermarkServer()
-        timed = {s.parameter: each for s, each in zip(sources, timed_sources(sources, watermarks), strict=True)}
+        timed = watermarks.timed(sources)
         frames = {
             s.parameter: s.stream(
-                spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name, timed=timed[s.parameter]
+                spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name, timed=timed.get(s.parameter)
             )
             for s in sources
         }
@@ -369,7 +372,7 @@ class QueryBuilder:
         if len(fitted) == 1:
             frame = fitted[sinks.first.name]
         else:
-            pipeline.shared = self._shared(frames, fitted)
+            pipeline.shared = SharedPlan.of(name, frames.values(), fitted)
             frame = pipeline.shared.frame
         by_name = {source.reading_name(name): source for source in sources}
         fields = {reading: source.fields for reading, source in by_name.items()}
@@ -382,33 +385,46 @@ class QueryBuilder:
             .option("checkpointLocation", hadoop_path(pipeline.files.checkpoint.folder))
             .foreachBatch(slices.around(pipeline))
         )
-        clocks = sum(each is not None for each in timed.values())
-        if plan_traits.stateful and clocks and plan_traits.watermarks == clocks:
-            watermarks.listen(spark, clocks)
+        if plan_traits.stateful and plan_traits.watermarks == len(timed) > 0:
+            watermarks.listen(spark, len(timed))
         # Without it, a join of two streams would match rows whose keys are null.
-        conf = set_to(spark, "spark.sql.constraintPropagation.enabled", "true")
+        conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
+        if record.adopted:
+            conf |= format_of_state(pipeline.files.checkpoint)
         return BuiltQuery(
             record,
             pipeline,
             triggered(writer, self.trigger, self._commit_interval),
             handle,
-            conf if plan_traits.joins_streams else nullcontext(),
+            all_set_to(spark, conf),
             watermarks,
         )
 
-    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
-        """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
-        frames = {
-            s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name)
-            for s in self._sources({})
-        }
-        outputs = self._outputs(frames)
+    def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:
+        """Raise what `assemble` would raise for the stream's function, or return the fingerprint of its state.
+
+        Writes nothing, and needs no broker.
+        """
+        outputs = self._without_start(spark)
         self._checked_traits(outputs)
-        if len(outputs) > 1:
-            self._shared(frames, outputs)
-        self._checked_state(record, outputs, keeps_state=keeps_state)
+        fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
+        return fingerprint
+
+    def discarding(self, spark: SparkSession, folder: Location) -> DataStreamWriter:
+        """The query of a stream with one output, on a checkpoint that has begun; its rows go nowhere."""
+        [frame] = self._without_start(spark).values()
+        written = frame.writeStream.outputMode("update" if self._emit == "update" else "append").format("noop")
+        return triggered(written.option("checkpointLocation", hadoop_path(folder)), self.trigger, self._commit_interval)
+
+    def _without_start(self, spark: SparkSession) -> Mapping[str, DataFrame]:
+        return self._outputs(
+            {
+                s.parameter: s.stream(spark, start={}, limits=self.limits_of(s.name), owner=self.stream.name)
+                for s in self._sources({})
+            }
+        )
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
         """Call the stream's function; raises UsageError if it returns no frame, FunctionRaised if it raises."""
@@ -431,6 +447,8 @@ class QueryBuilder:
                     f"not a DataFrame ({place})",
                     "return a DataFrame, or for several sinks a mapping of each sink's name to one",
                 )
+        if len(outputs) > 1:
+            SharedPlan.of(self.stream.name, frames.values(), outputs)
         return outputs
 
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
@@ -507,9 +525,6 @@ class QueryBuilder:
             wall_clock=any(t.wall_clock for t in each),
             watermarks=max(t.watermarks for t in each),
         )
-
-    def _shared(self, frames: Mapping[str, DataFrame], outputs: Mapping[str, DataFrame]) -> SharedPlan:
-        return SharedPlan.of(self.stream.name, frames.values(), outputs)
 
     def _bound(
         self,

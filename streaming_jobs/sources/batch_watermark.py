@@ -24,7 +24,7 @@ import socket
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.platform.spark_jvm import new_object
+from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from streaming_jobs.sources.data_source import FrameSource
 
 log = structlog.get_logger()
 
@@ -176,6 +179,16 @@ class WatermarkServer:
 
     path: str = field(default_factory=lambda: f"{tempfile.gettempdir()}/recourse-{os.urandom(8).hex()}/watermark")
     _java: Any = None
+
+    def timed(self, sources: Iterable[FrameSource]) -> dict[str, TimedSource]:
+        """How each source with a watermark says how far it is, by its parameter."""
+        made: dict[str, TimedSource] = {}
+        for source in sources:
+            if source.event_time is not None and source.lateness is not None:
+                delay, idle = milliseconds(source.lateness), source.declared.idle_after
+                seconds = parse_duration(idle).total_seconds() if idle is not None else None
+                made[source.parameter] = TimedSource(self.path, len(made), source.event_time, delay, seconds)
+        return made
 
     def listen(self, spark: SparkSession, sources: int) -> None:
         """Begin to listen, in a folder that only this user can open."""

@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -63,6 +63,12 @@ class Checkpoint:
         return max(self.committed, default=None)
 
     @property
+    def state_format(self) -> int:
+        """The format of the state's files: Spark's first one, or 2, in which files have unique names."""
+        last = self.last_committed
+        return 1 if last is not None and _text(self.folder / "commits" / str(last)).startswith("v1") else 2
+
+    @property
     def exists(self) -> bool:
         """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()
@@ -75,7 +81,7 @@ class Checkpoint:
     def end(self, batch: int) -> TopicOffsets:
         """The end of a batch: topic -> partition -> offset; raises PreflightRefused if the entry cannot be read."""
         ends: dict[str, Mapping[int, int]] = {}
-        for index, line in enumerate(self._lines(batch)):
+        for index, line in enumerate(self.sources(batch)):
             text = line if line != "-" else self.initial(index)
             ends.update(_offsets(text, self.folder / "offsets" / str(batch)))
         return ends
@@ -85,28 +91,22 @@ class Checkpoint:
         if batch > 0:
             return self.end(batch - 1)
         starts: dict[str, Mapping[int, int]] = {}
-        for index in range(len(self._lines(batch))):
+        for index in range(len(self.sources(batch))):
             starts.update(_offsets(self.initial(index), self.folder / "sources" / str(index) / "0"))
         return starts
 
     def entry_ending_at(self, batch: int, ends: TopicOffsets) -> str:
         """The text that the batch's entry would have if the batch had ended at `ends`."""
-        head = _text(self.folder / "offsets" / str(batch)).split("\n")[:2]
-        lines = []
-        for index, line in enumerate(self._lines(batch)):
-            offsets = _offsets(line if line != "-" else self.initial(index), self.folder / "offsets" / str(batch))
+        version, metadata, *lines = self._entry(batch)
+        for index, text in enumerate(self.sources(batch)):
+            offsets = _offsets(text if text != "-" else self.initial(index), self.folder / "offsets" / str(batch))
             moved = {topic: {**each, **ends.get(topic, {})} for topic, each in offsets.items()}
-            lines.append(written(moved))
-        return "\n".join([*head, *lines])
+            lines[index] = lines[index].removesuffix(text) + written(moved)  # a named source keeps its name
+        return "\n".join([version, metadata, *lines])
 
     def metadata(self, batch: int) -> dict[str, Any]:
         """The batch's own metadata: batchWatermarkMs, batchTimestampMs, conf."""
-        path = self.folder / "offsets" / str(batch)
-        try:
-            value = json.loads(_text(path).split("\n")[1])
-        except (IndexError, ValueError) as error:
-            raise _damaged(path) from error
-        return dict(value)
+        return dict(json.loads(self._entry(batch)[1]))
 
     @property
     def next_watermark(self) -> int:
@@ -121,11 +121,7 @@ class Checkpoint:
 
     def sources(self, batch: int) -> list[str]:
         """Where a batch ends, as each source wrote it, also in the format of named sources; `-`: nothing yet."""
-        path = self.folder / "offsets" / str(batch)
-        version, *rest = _text(path).split("\n")
-        if version not in ("v1", "v2") or len(rest) < 2:
-            raise _damaged(path)
-        lines = rest[1:]  # after the metadata
+        version, _, *lines = self._entry(batch)
         return [line.partition(":")[2] for line in lines] if version == "v2" else lines
 
     def initial(self, source: int) -> str:
@@ -166,12 +162,13 @@ class Checkpoint:
             if version not in ("v1", "v2") or not _is_json(rest):  # v2 with state format 2: ids of state files
                 raise _damaged(path)
 
-    def _lines(self, batch: int) -> list[str]:
+    def _entry(self, batch: int) -> list[str]:
+        """The lines of `offsets/N`: its version, its metadata, one for each source."""
         path = self.folder / "offsets" / str(batch)
         lines = _text(path).split("\n")
-        if len(lines) < 3 or lines[0] != "v1" or not _is_json(lines[1]):
+        if len(lines) < 3 or lines[0] not in ("v1", "v2") or not _is_json(lines[1]):
             raise _damaged(path)
-        return lines[2:]
+        return lines
 
 
 def written(offsets: TopicOffsets) -> str:
@@ -279,11 +276,18 @@ def cuttable(checkpoint: Checkpoint) -> range:
     return range(first if first == 0 else first + _BEFORE, last + 1)
 
 
-def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
+def copied(source: Path, target: Path) -> None:
+    """A copy of a state file, and the folders above it; its caller syncs them."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copy2(source, target)
+
+
+def cut(checkpoint: Checkpoint, batch: int, target: Location, keep: Callable[[Path, Path], None] = hard_link) -> None:
     """Make `target` a checkpoint that ends after `batch`; an existing cut is left as it is.
 
-    Raises UsageError when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or,
-    on a store, a target without its metadata.
+    `keep` makes the state files: `copied` for a checkpoint that is not ours, or lies on another disk. Raises UsageError
+    when Spark's log no longer holds what the cut needs. A kill leaves a folder `target`.partial, or, on a store, a
+    target without its metadata.
     """
     if is_made(target):
         return
@@ -298,7 +302,7 @@ def cut(checkpoint: Checkpoint, batch: int, target: Location) -> None:
     names = [f"{log}/{number}" for log in ("offsets", "commits") for number in numbers]
     names += [f"sources/{name}" for name, _ in files_below(checkpoint.folder / "sources")]
     state = [f"state/{name}" for name in needed_state(checkpoint.folder / "state", batch + 1)]
-    _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})})
+    _made(checkpoint.folder, target, names, state, {"metadata": json.dumps({"id": str(uuid.uuid4())})}, keep)
 
 
 def is_made(target: Location) -> bool:
@@ -322,7 +326,12 @@ def copy(source: Location, target: Location, *, ends: TopicOffsets | None = None
 
 
 def _made(
-    source: Location, target: Location, names: Sequence[str], state: Sequence[str], texts: Mapping[str, str]
+    source: Location,
+    target: Location,
+    names: Sequence[str],
+    state: Sequence[str],
+    texts: Mapping[str, str],
+    keep: Callable[[Path, Path], None] = hard_link,
 ) -> None:
     """Make a checkpoint of files of another one and of texts, of which the last is written last."""
     if isinstance(source, StorePath) and isinstance(target, StorePath):
@@ -341,7 +350,7 @@ def _made(
         (partial / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         shutil.copy2(source / name, partial / name)
     for name in state:
-        hard_link(source / name, partial / name)
+        keep(source / name, partial / name)
     for name, text in texts.items():
         (partial / name).write_text(text, encoding="utf-8")
     sync_tree(partial)  # Spark has synced none of the linked files

@@ -39,6 +39,10 @@ def settings() -> str:
     return _command("config", "show")
 
 
+def adopt(stream: str, **options: object) -> str:
+    return _command("adopt", stream, **options)
+
+
 def metrics() -> str:
     return _command("metrics")
 

@@ -66,6 +66,8 @@ class Chain:
         if (entry.stream, entry.table) != (self.stream, self.table):
             yield "entry", f"carries the entry of stream {entry.stream} for table {entry.table}"
         if entry.kind == "publish":
+            if entry.generation == 1 and not self.batches and not commit.changes_rows:
+                self.last = None  # the adoption of a job; one before it was undone
             yield from self._placed(commit, entry)
             self._published(entry, rebuilt=commit.changes_rows)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,17 +15,26 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable as Table
 
+from streaming_jobs.errors import UsageError
+from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption, plan_undo, undo
+from streaming_jobs.inspection.carried_state import StateTrial
 from streaming_jobs.inspection.counted_offsets import OffsetColumns
 from streaming_jobs.inspection.inspection import Inspection, beside_topics, inspect
 from streaming_jobs.platform.jars import ensure, locked
+from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
 from tests.support.driver import Bench, assert_chained, ledger, rows
 from tests.support.spark_cluster import java_for_spark
-from tests.support.taken_flows import TOPIC, taken
+from tests.support.taken_flows import TOPIC, WITH_STATE, fewer, firsts, others, taken, totals
+from tests.unit.streaming_jobs.inspection.test_inspection import state_of
 
 pytestmark = pytest.mark.timeout(900)
 COLUMNS = OffsetColumns("partition", "offset")
+ROCKS_DB = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+    "RocksDBStateStoreProvider"
+}
 
 
 class PlainJobs:
@@ -43,7 +53,7 @@ class PlainJobs:
         whole = [{**names, **job, **{k: str(job[k]) for k in ("checkpoint", "table") if k in job}} for job in jobs]
         script = [sys.executable, str(ROOT / "tests/support/plain_job.py"), json.dumps(whole)]
         done = subprocess.run(
-            script, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=400, check=False
+            script, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode in (0, -9), done.stderr[-4000:]
         return done.returncode
@@ -144,3 +154,61 @@ def test_a_stream_goes_on_where_a_real_job_has_stopped_without_losing_or_doublin
     assert batches[0].batch == 0 and dict(batches[0].offsets[0].start) == {0: 11, 1: 10}
     assert not inspect([checkpoint, made.settings.state / "taken" / "g0001"], [table], COLUMNS).alarming
     made.recourse("tests.support.taken_flows", "verify", "taken")
+
+
+def test_a_stream_goes_on_with_the_state_of_a_real_job_if_it_computes_the_same(
+    bench: BenchFactory, tmp_path: Path
+) -> None:
+    made = bench()
+    jobs, flows, tables = PlainJobs(made, tmp_path), "tests.support.taken_flows", made.settings.tables
+    made.topics.create(WITH_STATE, 2)
+    jobs.send(WITH_STATE, range(17))
+    assert isinstance(tables, Path)
+    common = {"topic": WITH_STATE, "per_batch": 6}
+    grouped = {**common, "kind": "merge", "shape": "totals", "key": "bucket", "table": tables / "totals"}
+    distinct = {**common, "kind": "sink", "shape": "distinct", "table": tables / "firsts", "conf": ROCKS_DB}
+    for job in (grouped, distinct):
+        job["checkpoint"] = tmp_path / f"c_{job['shape']}"
+    assert jobs.run(grouped, distinct) == 0
+    before = state_of(tmp_path / "c_totals")
+
+    def plan(declared: Stream, job: dict[str, Any] = grouped) -> AdoptionPlan:
+        trial = StateTrial(made.settings, declared, made.topics, made.connection, lambda: made.spark)
+        return plan_adoption(made.settings, declared, job["checkpoint"], made.topics, trial)
+
+    for declared, why in (
+        (others, "3 keys had another value or another place after batch 2"),
+        (fewer, r"\[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE\]"),
+    ):
+        shutil.copytree(tables / "totals", tables / declared.name)
+        with pytest.raises(UsageError, match=f"does not fit stream {declared.name}: {why}"):
+            plan(declared)
+    fits = plan(totals)
+    assert fits.state is not None
+    assert (fits.state.batch, fits.state.keys) == (2, 3) and "Aggregate" in str(fits.state.fingerprint)
+    adopt(made.settings, totals, fits)
+    undo(made.settings, totals, plan_undo(made.settings, totals))
+
+    jobs.send(WITH_STATE, range(17, 30))
+    shown = made.recourse(flows, "adopt", "totals", "--checkpoint", str(grouped["checkpoint"]), "--yes")
+    assert "its state fits: batch 2, computed again by the stream, left the same 3 keys" in shown
+    assert "g0001: the job's checkpoint after batch 2, with a copy of its state" in shown
+    adopt(made.settings, firsts, plan(firsts, distinct))
+    assert state_of(tmp_path / "c_totals") == before, "it is only read"
+    for number in (30, 44):
+        made.run(totals)
+        made.run(firsts)
+        truth = [(b, len(range(b, number, 3)), sum(range(b, number, 3))) for b in range(3)]
+        now = [tuple(row[name] for name in ("bucket", "records", "total")) for row in rows(made.settings, "totals")]
+        assert sorted(now) == truth
+        assert sorted(row["id"] for row in rows(made.settings, "firsts")) == list(range(7))
+        if number == 30:
+            jobs.send(WITH_STATE, range(30, 44))
+    batches = ledger(made.settings, "totals")
+    assert_chained(batches)
+    assert batches[0].batch == 3 and dict(batches[0].offsets[0].start) == {0: 9, 1: 8}
+    both = [tmp_path / "c_totals", made.settings.state / "totals" / "g0001"]
+    assert not inspect(both, [tables / "totals"]).alarming
+    made.recourse(flows, "verify", "totals", "firsts")
+    with pytest.raises(UsageError, match="has committed since its adoption"):
+        plan_undo(made.settings, totals)

@@ -2,7 +2,8 @@
 
 `python tests/support/plain_job.py '<json>'` runs one query until it has read all that its topic has, then ends. The
 JSON has `kind`, `bootstrap`, `topic`, `checkpoint`, `table`, `jars`, and may have `starting`, `per_batch`, `kill_after`
-(the batch after whose commit to the table JVM and process are killed), `sql` (statements before the query).
+(the batch after whose commit to the table JVM and process are killed), `sql` (statements before the query), `shape`
+(`totals` or `distinct`: what is computed with state), `key` of a merge, `conf` of the session.
 """
 
 from __future__ import annotations
@@ -47,15 +48,31 @@ def records(spark: SparkSession, job: dict[str, Any]) -> DataFrame:
     )
 
 
+def totals(records: DataFrame) -> DataFrame:
+    """Number and sum of the ids, by their remainder."""
+    number = F.col("id").cast("int")
+    return records.groupBy((number % 3).alias("bucket")).agg(
+        F.count("*").alias("records"), F.sum(number).alias("total")
+    )
+
+
+def distinct(records: DataFrame) -> DataFrame:
+    """Each remainder once."""
+    return records.select((F.col("id").cast("int") % 7).alias("id")).dropDuplicates(["id"])
+
+
+SHAPES = {"totals": totals, "distinct": distinct, "records": lambda records: records}
+
+
 def merge(batch: DataFrame, number: int, job: dict[str, Any]) -> None:
     """An upsert by key."""
     from delta.tables import DeltaTable
 
-    spark = batch.sparkSession
+    spark, key = batch.sparkSession, job.get("key", "id")
     if not DeltaTable.isDeltaTable(spark, job["table"]):
         batch.limit(0).write.format("delta").save(job["table"])
     target = DeltaTable.forPath(spark, job["table"])
-    merged = target.alias("t").merge(batch.alias("s"), "t.id = s.id")
+    merged = target.alias("t").merge(batch.alias("s"), f"t.{key} = s.{key}")
     merged.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
@@ -79,7 +96,12 @@ def run(spark: SparkSession, job: dict[str, Any]) -> None:
         spark.sql(statement)
     if job["kind"] == "sql":
         return
-    written = records(spark, job).writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
+    for name, value in job.get("conf", {}).items():
+        spark.conf.set(name, value)
+    shape = job.get("shape", "records")
+    frame = SHAPES[shape](records(spark, job))
+    written = frame.writeStream.outputMode("update" if shape == "totals" else "append")
+    written = written.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
     if job["kind"] == "sink":
         query = written.format("delta").start(job["table"])
     else:

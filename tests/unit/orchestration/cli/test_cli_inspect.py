@@ -85,3 +85,18 @@ def test_an_adoption_shows_what_it_writes_and_asks(
     assert code == 0 and "adopted: start it with `recourse streams run orders`" in err
     value = json.loads(run(*asked, "--yes", "-o", "json")[1])
     assert value["adopted"] is True and value["recorded"] is True and value["batch"] == 2
+
+    taken_back = (*places, "adopt", "orders", "--undo")
+    assert f"`recourse {' '.join(taken_back[-3:])}`" in err
+    code, out, err = run(*taken_back)
+    assert code == 1 and "one commit without rows, with the properties of version 4" in out
+    assert "not undone: nobody is here to answer" in err and (tmp_path / "state" / "orders" / "stream.json").exists()
+    assert json.loads(run(*taken_back, "-o", "json")[1])["undone"] is False
+    code, out, err = run(*taken_back, "--yes")
+    assert code == 0 and "undone: the job can go on" in err
+    assert not (tmp_path / "state" / "orders" / "stream.json").exists()
+    code, out, err = run(*taken_back, "--yes")
+    assert code == 2 and "stream orders has no adoption" in err
+    for wrong in (taken_back[:-1], (*asked, "--undo")):
+        code, out, err = run(*wrong)
+        assert code == 2 and "an adoption needs --checkpoint, its undo has none" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,27 @@ from deltalake import DeltaTable as Table
 from streaming_jobs.errors import CommitRefused, UsageError
 from streaming_jobs.formats import Json
 from streaming_jobs.inspection import adoption, inspection
-from streaming_jobs.inspection.adoption import AdoptionPlan, adopt, plan_adoption
+from streaming_jobs.inspection.adoption import (
+    AdoptionPlan,
+    CarriedState,
+    TryState,
+    adopt,
+    plan_adoption,
+    plan_undo,
+    undo,
+)
+from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
 from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.delta.log import STREAM_PROPERTY
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, moving
+from streaming_jobs.sinks.delta.sink import open_sink
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import BoundTable
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 from tests.support.plain_histories import TOPIC, JobKind, PlainJob
 from tests.unit.streaming_jobs.inspection.test_inspection import note_entry, read, state_of
@@ -79,8 +92,27 @@ def make_job(home: Settings, tmp_path: Path) -> MakeJob:
     return make
 
 
-def plan(home: Settings, job: PlainJob, declared: Stream = orders, **options: Any) -> AdoptionPlan:
-    return plan_adoption(home, declared, job.checkpoint, TwoPartitions(), **options)
+def no_state(history: CheckpointHistory, batch: int) -> CarriedState:
+    raise AssertionError("the job has no state")
+
+
+def fits(history: CheckpointHistory, batch: int) -> CarriedState:
+    return CarriedState(batch, 3, {"0": "Aggregate"})
+
+
+def plan(
+    home: Settings, job: PlainJob, declared: Stream = orders, try_state: TryState = no_state, **options: Any
+) -> AdoptionPlan:
+    return plan_adoption(home, declared, job.checkpoint, TwoPartitions(), try_state, **options)
+
+
+def keep_state(job: PlainJob) -> None:
+    """Lay the files of an operator's state beside the job's batches; nothing reads their content."""
+    for partition in range(2):
+        folder = job.checkpoint / "state" / "0" / str(partition)
+        folder.mkdir(parents=True, exist_ok=True)
+        for version in range(1, len(job.batches) + 1):
+            (folder / f"{version}.delta").write_bytes(b"%d" % version)
 
 
 def adopted(home: Settings, job: PlainJob, before: dict[str, Any]) -> None:
@@ -282,7 +314,7 @@ def test_the_checkpoint_of_another_job_is_refused(home: Settings, make_job: Make
     # an application may be that of an earlier checkpoint
     words = "an earlier checkpoint wrote them" if kind == "append-once" else "no commit in its log is of checkpoint"
     with pytest.raises(UsageError, match=words):
-        plan_adoption(home, orders, other.checkpoint, TwoPartitions())
+        plan_adoption(home, orders, other.checkpoint, TwoPartitions(), no_state)
 
 
 @pytest.mark.parametrize("file", ["offsets/4", "metadata"])
@@ -387,17 +419,175 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(home: Settings,
         ),
     ):
         with pytest.raises(UsageError, match=words):
-            plan_adoption(home, declared, job.checkpoint, TwoPartitions())
+            plan(home, job, declared)
     for topics in (TwoPartitions(earliest=500), TwoPartitions(latest=1)):
         with pytest.raises(UsageError, match="records between are gone, or the topic was created again"):
-            plan_adoption(home, orders, job.checkpoint, topics)
-    (job.checkpoint / "state").mkdir()
-    with pytest.raises(UsageError, match="keeps state"):
-        plan(home, job)
-    (job.checkpoint / "state").rmdir()
+            plan_adoption(home, orders, job.checkpoint, topics, no_state)
     stream_record.save(home, stream_record.first("orders"))
     with pytest.raises(UsageError, match="has run before"):
         plan(home, job)
+
+
+def table_of(job: PlainJob) -> tuple[object, ...]:
+    """What a job and its readers see of a table."""
+    table = Table(str(job.table))
+    metadata = table.metadata()
+    return (metadata.id, metadata.configuration, sorted(table.file_uris()), str(table.schema()), table.protocol())
+
+
+@pytest.mark.parametrize("kind", ["sink", "append", "append-once", "merge"])
+def test_an_undone_adoption_leaves_the_table_to_the_job_and_can_be_adopted_again(
+    home: Settings, make_job: MakeJob, kind: JobKind
+) -> None:
+    job = make_job(kind)
+    job.run(4)
+    Table(str(job.table)).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    job.before.append(dict(job.live))
+    before, seen = state_of(job.root), table_of(job)
+    adopt(home, orders, plan(home, job))
+    begin_without_a_batch(home)
+    assert table_of(job) != seen
+    shown = plan_undo(home, orders)
+    assert stream_record.existing(home, "orders").adopted and shown.before == shown.version - 2, "a plan writes nothing"
+    undo(home, orders, shown)
+    assert table_of(job) == seen and state_of(job.root) == before
+    assert stream_record.load(home, "orders") is None and not (home.state / "orders" / "g0001").exists()
+    [refused] = check_start(take_snapshot(home, orders, TwoPartitions()))
+    assert "table orders was not made by Recourse" in refused.found
+    with pytest.raises(UsageError, match="has no adoption"):
+        plan_undo(home, orders)
+    job.before += [dict(job.live)] * (Table(str(job.table)).version() - len(job.before) + 1)
+    job.run(2)
+    assert not inspection.inspect([job.checkpoint], [job.table]).alarming
+    before = state_of(job.root)
+    assert adopt(home, orders, plan(home, job)) is True
+    adopted(home, job, before)
+
+
+def begin_without_a_batch(home: Settings) -> None:
+    """A first start whose function fails: the table has the stream's properties, the checkpoint a planned batch."""
+    sink = open_sink(home, orders.primary, "orders")
+    assert sink is not None
+    sink.set_properties({"delta.logRetentionDuration": "interval 6 hours"}, 1)
+    offsets = StreamFolder.of(home, "orders").checkpoint(1).folder / "offsets"
+    assert isinstance(offsets, Path)
+    offsets.mkdir(parents=True, exist_ok=True)
+    (offsets / "0").write_text("v1\n{}\n{}")
+
+
+@pytest.mark.parametrize("place", ["before the commit", "after the commit"])
+def test_an_undo_that_is_killed_is_finished_by_the_next(
+    home: Settings, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    job = make_job("append")
+    job.run(3)
+    seen = table_of(job)
+    adopt(home, orders, plan(home, job))
+    with monkeypatch.context() as killed:
+        killed.setattr(adoption, "_give_back" if place == "before the commit" else "remove_tree", _die)
+        with pytest.raises(KeyboardInterrupt):
+            undo(home, orders, plan_undo(home, orders))
+    if place == "after the commit":
+        assert "was not made by Recourse" in check_start(take_snapshot(home, orders, TwoPartitions()))[0].found
+    again = plan_undo(home, orders)
+    assert (again.before is None) is (place == "after the commit")
+    undo(home, orders, again)
+    assert table_of(job) == seen and stream_record.load(home, "orders") is None
+
+
+def test_an_undo_is_refused_once_rows_have_changed_and_says_what_to_do(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    with pytest.raises(UsageError, match="stream orders has no adoption"):
+        plan_undo(home, orders)
+    adopt(home, orders, plan(home, job))
+    shown = plan_undo(home, orders)
+    job.before.append(dict(job.live))
+    job.run(1)
+    with pytest.raises(UsageError, match=r"version 4 \(STREAMING UPDATE\) .* has changed rows") as refused:
+        plan_undo(home, orders)
+    assert "UNSET TBLPROPERTIES ('recourse.stream')" in refused.value.next_step
+    with pytest.raises(UsageError, match="has changed rows"):
+        undo(home, orders, shown)
+    sink = open_sink(home, orders.primary, "orders")
+    assert sink is not None
+    sink.handle.alter.set_table_properties(
+        {}, commit_properties=moving(LedgerEntry("batch", "orders", "orders", 1, 0, ()), sink.app_id)
+    )
+    with pytest.raises(UsageError, match="has committed since its adoption .*batch 0") as refused:
+        plan_undo(home, orders)
+    assert "recourse savepoints list orders" in refused.value.next_step
+
+
+def test_neither_an_adoption_nor_an_undo_touches_a_stream_that_has_run(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    adopt(home, orders, plan(home, job))
+    begin_without_a_batch(home)
+    sink = open_sink(home, orders.primary, "orders")
+    assert sink is not None
+    record = replace(stream_record.existing(home, "orders"), tables=(BoundTable("orders", sink.table_id, "primary"),))
+    stream_record.save(home, record)
+    batch = LedgerEntry("batch", "orders", "orders", 1, 0, ())
+    sink.handle.alter.set_table_properties({}, commit_properties=moving(batch, sink.app_id))
+    Table(str(job.table)).restore(2)  # somebody takes the property off
+    before = state_of(home.state / "orders")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has run before"):
+        adopt(home, orders, plan(home, job, despite_findings=True))
+    with pytest.raises(UsageError, match="has committed since its adoption"):
+        plan_undo(home, orders)
+    after = state_of(home.state / "orders")  # type: ignore[arg-type]
+    assert {k: v for k, v in after.items() if k != "lease"} == {k: v for k, v in before.items() if k != "lease"}
+
+
+def test_a_table_that_has_changed_since_the_plan_of_an_undo_is_not_touched(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("sink")
+    job.run(3)
+    adopt(home, orders, plan(home, job))
+    shown = plan_undo(home, orders)
+    Table(str(job.table)).alter.set_table_properties({"delta.appendOnly": "false"})
+    with pytest.raises(CommitRefused, match="has changed since the plan"):
+        undo(home, orders, shown)
+    assert stream_record.existing(home, "orders").adopted
+
+
+def test_state_that_fits_is_copied_and_batches_go_on_after_the_last_one(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("append-once")
+    job.run(6)
+    keep_state(job)
+    with pytest.raises(UsageError, match="does not fit"):
+        plan(home, job, try_state=unfit)
+    before, shown = state_of(job.root), plan(home, job, try_state=fits)
+    assert shown.position == Txn(1, 5) and shown.as_json()["state"] == {"batch": 5, "keys": 3}
+    stale = home.state / "orders" / "g0001"
+    assert isinstance(stale, Path)
+    (stale / "offsets").mkdir(parents=True)
+    (stale / "offsets" / "9").write_text("of an adoption that was killed, at another batch")
+    adopt(home, orders, shown)
+    record = stream_record.existing(home, "orders")
+    assert record.generations[0].first_batch == 6 and record.state_fingerprint == {"0": "Aggregate"}
+    carried = StreamFolder.of(home, "orders").checkpoint(1)
+    assert (carried.last_planned, carried.last_committed, carried.end(5)) == (5, 5, shown.starts)
+    copies = list(stale.rglob("*.delta"))
+    assert {each.name for each in copies} == {f"{n}.delta" for n in range(1, 7)}
+    assert all(each.stat().st_nlink == 1 for each in copies), "the job's files stay its own"
+    assert check_start(take_snapshot(home, orders, TwoPartitions())) == [] and state_of(job.root) == before
+    undo(home, orders, plan_undo(home, orders))
+    assert not stale.exists() and state_of(job.root) == before
+
+
+def test_results_that_the_job_replaces_are_not_appended(home: Settings, make_job: MakeJob) -> None:
+    job = make_job("merge")
+    job.run(5)
+    keep_state(job)
+    with pytest.raises(UsageError, match="replaces results that it has written before"):
+        plan(home, job, try_state=fits)
+    keyed = replace(orders, sinks={"orders": DeltaTable("orders", keys=["id"])})
+    assert plan(home, job, keyed, fits).state is not None
+
+
+def unfit(history: CheckpointHistory, batch: int) -> CarriedState:
+    raise UsageError("it does not fit", "start again")
 
 
 def _die(*_: object, **__: object) -> None:

@@ -218,6 +218,7 @@ def test_a_second_checkpoint_of_a_job_that_filters_may_have_written_nothing(plai
     job.put_back_table(version)
     found = look(job)
     assert ("missing", "unclear", "not_written") in reasons(found) and not found.alarming
+    assert found.verdict == "no loss and no double is certain or likely; 1 finding may be one"
 
 
 def test_rows_that_a_job_has_filtered_are_unclear_and_no_loss(plain_job: MakeJob) -> None:

@@ -185,3 +185,14 @@ def test_state_schemas_of_a_checkpoint_that_was_moved_are_its_own_and_shared_fil
     assert linked.read_text() == metadata(tmp_path / "expected", moved).read_text()
     assert original.read_text() == text and not linked.with_name(".3.crc").exists()
     assert point_to(moved) == point_to(before) == []
+
+
+def test_an_entry_of_named_sources_is_read_and_keeps_its_names(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "5").write_text('v2\n{"conf":{}}\nfirst:{"a":{"0":3}}\nsecond:{"b":{"0":4}}')
+    named = Checkpoint(tmp_path)
+    assert named.end(5) == {"a": {0: 3}, "b": {0: 4}} and named.metadata(5) == {"conf": {}}
+    assert named.entry_ending_at(5, {"b": {0: 9}}).splitlines()[2:] == [
+        'first:{"a": {"0": 3}}',
+        'second:{"b": {"0": 9}}',
+    ]
