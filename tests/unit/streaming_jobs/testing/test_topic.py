@@ -17,6 +17,7 @@ from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Source, SourceCounts, TopicReader
+from streaming_jobs.sources.read_times import NO_TIMES, BatchReadTimes
 from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
 from tests.conftest import SettingsFactory
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
@@ -73,6 +74,9 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
 
         def dropped_behind(self) -> int | None:
             return None
+
+        def read_times(self) -> BatchReadTimes:
+            return NO_TIMES
 
     letters = MemoryTable(DEAD_LETTERS)
     pipeline = BatchPipeline(
