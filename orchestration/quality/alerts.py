@@ -25,7 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from functools import cached_property, partial
@@ -56,6 +56,7 @@ from orchestration.quality.transitions import (
     Timing,
     Transition,
     by_stream,
+    handed_over,
 )
 from orchestration.sessions.health import HEALTH, NO_ALERT
 from orchestration.sessions.names import named, table_key, table_of
@@ -124,9 +125,7 @@ class CheckAlerts:
         quality = self.settings.quality
         seen = [*by_stream(outcomes(instance, self.stream_of, self.settings), HEALTH), of_disk(self.settings, now)]
         timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
-        alerts, lost = alerts.handed_over(receivers(quality))
-        for name, receiver in lost.items():
-            _give_up(name, receiver.waiting)
+        alerts = replace(alerts, receivers=queues_of(receivers(quality), alerts.receivers))
         alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
             log_change = log.info if change.state == "passed" else log.warning
@@ -214,6 +213,14 @@ def deliver_all(
     sent = {name: deliver(name, receiver, now, courier, deadline) for name, receiver in receivers.items()}
     left = {name: receiver for name, (receiver, _) in sent.items()}
     return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
+
+
+def queues_of(receivers: Iterable[str], queues: Mapping[str, Receiver]) -> dict[str, Receiver]:
+    """The queues of these receivers, also of one with a new URL; what waits for one that is gone is given up."""
+    kept, lost = handed_over(queues, receivers)
+    for name, receiver in lost.items():
+        _give_up(name, receiver.waiting)
+    return kept
 
 
 def _give_up(name: str, waiting: Sequence[Transition]) -> None:
