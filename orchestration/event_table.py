@@ -1,42 +1,54 @@
 """One Delta table of what happened to all streams of a home, to query: `<tables_dir>/recourse_events`.
 
 The table is a copy: sessions, deploys, recoveries, slices and savepoints are noted by whoever does them, in files of
-the state folder; outcomes of suites are in their history. `synchronise` appends what the table does not have yet.
-Dagster calls it every few minutes, `recourse events` before it prints. Nothing depends on the table; if it is removed,
-the next call makes it again, from what the files still have.
+the state folder, and alerts by the sensors that tell of them; outcomes of suites are in their history. `synchronise`
+appends what the table does not have yet. Dagster calls it every few minutes, `recourse events` before it prints.
+Nothing depends on the table; if it is removed, the next call makes it again, from what the files still have.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from quality.history import history, newest_before
 from reprocessing.timeline.marks import Mark, marks_of
+from streaming_jobs.errors import RecourseError
+from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.append_table import AppendTable
 from streaming_jobs.settings import Settings
+from streaming_jobs.state.stream_folder import state_files
+from streaming_jobs.state.stream_history import LIMIT
+from streaming_jobs.storage.object_files import ObjectHandle
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from orchestration.quality.transitions import Transition
+
 TABLE = "recourse_events"
-KINDS = ("session", "deploy", "code", "recovery", "slice", "savepoint", "check")
+KINDS = ("session", "deploy", "code", "recovery", "slice", "savepoint", "check", "alert")
 _APPLICATION = "recourse:events"
 _OVERLAP = timedelta(days=2)
 """Events are looked for from so long before the newest one in the table: a file may get its line late."""
 _KEPT = timedelta(days=400)
 _TRIES = 10
+_LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened, at a time in UTC: `what` in a word (`failed`), `text` for people.
 
-    `table` is that of a check, `plan` that of a recovery. `id` is made of the other fields but the text, so that the
-    same event, found again, is known.
+    `table` is that of a check or an alert, `plan` that of a recovery. `id` is made of the other fields but the text, so
+    that the same event, found again, is known.
     """
 
     at: datetime
@@ -86,6 +98,7 @@ def found(settings: Settings, streams: Iterable[str], since: datetime) -> Iterat
             if mark.at >= since.timestamp() and (mark.kind, mark.what) != ("savepoint", "time"):
                 yield _of_mark(stream, mark)
     yield from _checks(settings, since)
+    yield from _alerts(settings, since)
 
 
 def rows(settings: Settings, *, since: datetime) -> list[Event]:
@@ -114,8 +127,39 @@ def _checks(settings: Settings, since: datetime) -> Iterator[Event]:
         if last is not None and last.word != outcome.word:
             text = f"{outcome.expectation} of suite {outcome.suite}: {last.word} -> {outcome.word}"
             more = outcome.error or outcome.observed
-            words = f"{text}: {more}"[:500] if more else text
+            words = f"{text}: {more}"[:_LONGEST_TEXT] if more else text
             yield Event(outcome.started_at, "check", outcome.stream, outcome.word, words, table=outcome.table)
+
+
+def note_alerts(settings: Settings, told: Iterable[Transition]) -> None:
+    """Note what people are told of, each once however often this is called; a file that cannot be written is logged."""
+    file = _alert_file(settings)
+    try:
+        known = {line.get("id") for line in json_lines.read(file)}
+        new = [one for one in told if one.id not in known]
+        if new:
+            json_lines.add(file, *(_line(one, round(time.time(), 3)) for one in new), limit=LIMIT)
+    except (OSError, RecourseError) as error:
+        structlog.get_logger().warning("an alert could not be noted", reason=str(error))
+
+
+def _line(one: Transition, at: float) -> dict[str, Any]:
+    text = f"{one.headline}: {one.text}"[:_LONGEST_TEXT]
+    what = f"{one.check} {one.state}"
+    return {"id": one.id, "at": at, "stream": one.stream, "table": one.table, "what": what, "text": text}
+
+
+def _alerts(settings: Settings, since: datetime) -> Iterator[Event]:
+    for line in json_lines.read(_alert_file(settings)):
+        with suppress(KeyError, TypeError, ValueError):  # written by hand
+            at = datetime.fromtimestamp(line["at"], UTC)
+            if at >= since:
+                words = {name: str(line[name]) for name in ("stream", "what", "text", "table")}
+                yield Event(at, "alert", **words)
+
+
+def _alert_file(settings: Settings) -> ObjectHandle:
+    return ObjectHandle(state_files(settings), "alerts.jsonl")
 
 
 def _schema() -> pa.Schema:

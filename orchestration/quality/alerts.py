@@ -42,6 +42,7 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
+from orchestration.event_table import note_alerts
 from orchestration.quality import services
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
@@ -139,6 +140,7 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
+        note_alerts(self.settings, found)
         left, words = deliver_all(alerts.receivers, now, self._courier, deadline)
         words = [change.headline for change in found] + words
         return Alerts(alerts.known, left), "; ".join(words) or "no check has changed"

@@ -18,6 +18,7 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
+from orchestration.event_table import note_alerts
 from orchestration.quality import services
 from orchestration.quality.alerts import (
     LONGEST_TICK,
@@ -110,12 +111,15 @@ class JobNotifications:
         others = (name for name in told.receivers if " " not in name)  # the webhook, and addresses
         receivers = queues_of([*in_use, *others], told.receivers)
         events = {job.key: told.events.get(job.key, ()) for job in self.jobs}
+        found: list[Transition] = []
         for job in self.jobs:
             for notification, event in self._events(instance, job, told):
+                found.append(event)
                 events[job.key] = (*events[job.key], event.id)[-_KEPT:]
                 log.info("job event", job=job.key, run=event.run, found=event.title)
                 for name in _receivers(notification, self.settings):
                     receivers[name] = receivers.get(name, Receiver()).with_new([event])
+        note_alerts(self.settings, found)
         left, words = deliver_all(receivers, now, self._courier, deadline)
         kept = {name: receiver for name, receiver in left.items() if receiver.waiting}
         kept |= {name: left.get(name, Receiver()) for name in in_use}

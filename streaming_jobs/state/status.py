@@ -117,6 +117,10 @@ class TableAge:
         """The age of the newest rows; of a table without any noted rows, the time without them."""
         return max(now - (self.since if self.rows_at is None else self.rows_at), 0.0)
 
+    def is_stale(self, now: float) -> bool:
+        """True if the newest rows are older than the objective; never without one."""
+        return self.fresh_within_s is not None and self.seconds(now) > self.fresh_within_s
+
     @classmethod
     def of(cls, value: Any) -> dict[str, TableAge]:
         """The tables of a status file; none if another version has written it."""

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from orchestration.bundle.job import Job, Notification, Task
+from orchestration.event_table import synchronise
 from orchestration.quality import job_notifications
 from orchestration.quality.alerts import DeliveryFailure
 from orchestration.quality.job_notifications import JobNotifications, Told, job_sensors, send
@@ -91,6 +92,7 @@ def test_a_failed_run_is_told_once_to_all_receivers_of_its_job(ticks: Ticks) -> 
     assert sorted(ticks.sent) == [(MAIL, failed), ("webhook", began), ("webhook", failed)]
     assert ticks.tick() == "nothing to tell"
     assert len(ticks.sent) == 3
+    assert synchronise(ticks.settings, []) == 2, "both are in the table of events"
 
 
 def test_what_the_job_does_not_ask_for_is_not_told(ticks: Ticks) -> None:
