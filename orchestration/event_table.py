@@ -120,7 +120,7 @@ def _of_mark(stream: str, mark: Mark) -> Event:
 def _checks(settings: Settings, since: datetime) -> Iterator[Event]:
     """The outcomes of suites that differ from the one before, which may be older than that time."""
     recent = history(settings, since=since)
-    before = newest_before(settings, since) if recent else {}
+    before = newest_before(settings, since, {(one.suite, one.expectation) for one in recent}) if recent else {}
     for outcome in reversed(recent):
         key = (outcome.suite, outcome.expectation)
         last, before[key] = before.get(key), outcome

@@ -10,7 +10,7 @@ import pytest
 
 from orchestration.metrics.endpoint import MetricsServer, exposition
 from orchestration.metrics.figures import FIGURES
-from orchestration.metrics.monitoring import rules
+from orchestration.metrics.monitoring import dashboard, rules
 from orchestration.metrics.scrape import Scrapes, scrape
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
@@ -55,6 +55,13 @@ def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
         assert seen.tables["totals"].rows_at is not None
         with prometheus(tmp_path, urlsplit(server.url).netloc, rules()) as monitor:
             until(lambda: monitor.values("recourse_session_live == 1") == [1.0, 1.0], 30, "both streams")
+            nothing = {
+                "Reasons why streams are red or yellow": ["{{stream}}: {{reason}}"],
+                "Open transactions of other programs": ["{{stream}}: {{topic}}"],
+                "Age of the newest rows, by share of the objective": ["{{table}}"],
+                "Rows by broken rule": ["{{table}}: {{rule}}"],
+            }
+            until(lambda: monitor.without_data(dashboard()) == nothing, 30, "every other query of the dashboard")
             first.kill()
             finished(first)
             down = {"RecourseStreamDown": {"totals", "windows"}}
