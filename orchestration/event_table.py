@@ -9,29 +9,19 @@ Nothing depends on the table; if it is removed, the next call makes it again, fr
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import structlog
-
+from orchestration.quality.told_alerts import told_alerts
 from quality.history import history, newest_before
 from reprocessing.timeline.marks import Mark, marks_of
-from streaming_jobs.errors import RecourseError
-from streaming_jobs.platform import json_lines
 from streaming_jobs.platform.append_table import AppendTable
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.stream_folder import state_files
-from streaming_jobs.state.stream_history import LIMIT
-from streaming_jobs.storage.object_files import ObjectHandle
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from orchestration.quality.transitions import Transition
 
 TABLE = "recourse_events"
 KINDS = ("session", "deploy", "code", "recovery", "slice", "savepoint", "check", "alert")
@@ -131,35 +121,11 @@ def _checks(settings: Settings, since: datetime) -> Iterator[Event]:
             yield Event(outcome.started_at, "check", outcome.stream, outcome.word, words, table=outcome.table)
 
 
-def note_alerts(settings: Settings, told: Iterable[Transition]) -> None:
-    """Note what people are told of, each once however often this is called; a file that cannot be written is logged."""
-    file = _alert_file(settings)
-    try:
-        known = {line.get("id") for line in json_lines.read(file)}
-        new = [one for one in told if one.id not in known]
-        if new:
-            json_lines.add(file, *(_line(one, round(time.time(), 3)) for one in new), limit=LIMIT)
-    except (OSError, RecourseError) as error:
-        structlog.get_logger().warning("an alert could not be noted", reason=str(error))
-
-
-def _line(one: Transition, at: float) -> dict[str, Any]:
-    text = f"{one.headline}: {one.text}"[:_LONGEST_TEXT]
-    what = f"{one.check} {one.state}"
-    return {"id": one.id, "at": at, "stream": one.stream, "table": one.table, "what": what, "text": text}
-
-
 def _alerts(settings: Settings, since: datetime) -> Iterator[Event]:
-    for line in json_lines.read(_alert_file(settings)):
-        with suppress(KeyError, TypeError, ValueError):  # written by hand
-            at = datetime.fromtimestamp(line["at"], UTC)
-            if at >= since:
-                words = {name: str(line[name]) for name in ("stream", "what", "text", "table")}
-                yield Event(at, "alert", **words)
-
-
-def _alert_file(settings: Settings) -> ObjectHandle:
-    return ObjectHandle(state_files(settings), "alerts.jsonl")
+    for one in told_alerts(settings):
+        at = datetime.fromtimestamp(one.at, UTC)
+        if at >= since:
+            yield Event(at, "alert", one.stream, f"{one.check} {one.state}", one.text[:_LONGEST_TEXT], table=one.table)
 
 
 def _schema() -> pa.Schema:

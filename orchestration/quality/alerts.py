@@ -42,10 +42,10 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from orchestration.event_table import note_alerts
 from orchestration.quality import services
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
+from orchestration.quality.told_alerts import note_alerts
 from orchestration.quality.transitions import (
     COLOUR,
     RANK,

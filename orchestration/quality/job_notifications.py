@@ -18,7 +18,6 @@ import dagster as dg
 import structlog
 
 from orchestration.bundle.job import Job, Notification
-from orchestration.event_table import note_alerts
 from orchestration.quality import services
 from orchestration.quality.alerts import (
     LONGEST_TICK,
@@ -29,6 +28,7 @@ from orchestration.quality.alerts import (
     queues_of,
     tell_service,
 )
+from orchestration.quality.told_alerts import note_alerts
 from orchestration.quality.transitions import DeliveryFailure, Receiver, State, Transition
 from orchestration.sessions.names import named
 from orchestration.sessions.ownership import LOCATION_TAG, location_id

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from orchestration.event_table import KINDS, TABLE, note_alerts, rows, synchronise
+from orchestration.event_table import KINDS, TABLE, rows, synchronise
+from orchestration.quality.told_alerts import note_alerts
 from orchestration.quality.transitions import Alerts, ObservedCheck
 from quality import history
 from quality.validation import CheckOutcome
