@@ -11,7 +11,8 @@ from streaming_jobs.sources.read_times import NO_TIMES, BatchReadTimes, ReadTime
 
 def test_the_planner_begins_a_batch_and_tasks_that_read_at_the_same_time_count_with_their_mean(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    ReadTimes(9.0, 9.0).note_task(one)  # of the batch before
+    for _ in range(3):
+        ReadTimes(9.0, 9.0).note_task(one)  # of the batch before
     ReadTimes(0.5, 0.25).note_batch(one)
     ReadTimes().note_batch(other)
     for read in (1.0, 3.0):
