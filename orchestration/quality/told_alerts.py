@@ -38,12 +38,21 @@ def note_alerts(settings: Settings, told: Sequence[Transition]) -> None:
     """Note each alert once, by its `id`: a tick that was killed tells of it again. A failure is only logged."""
     if not told:
         return
-    now = round(time.time(), 3)
+    now = time.time()
     try:
         known = {one.id for one in told_alerts(settings)}
         new = [
-            ToldAlert(one.id, now, one.stream, one.table, one.check, one.state, f"{one.headline}: {one.text}")
-            for one in told
+            # A millisecond apart: two runs of a job that have failed are two events.
+            ToldAlert(
+                id=one.id,
+                at=round(now + number / 1000, 3),
+                stream=one.stream,
+                table=one.table,
+                check=one.check,
+                state=one.state,
+                text=f"{one.headline}: {one.text}",
+            )
+            for number, one in enumerate(told)
             if one.id not in known
         ]
         if new:
@@ -53,7 +62,7 @@ def note_alerts(settings: Settings, told: Sequence[Transition]) -> None:
 
 
 def told_alerts(settings: Settings) -> list[ToldAlert]:
-    """The alerts in the file, oldest first; about the last thousand stay in it."""
+    """The alerts in the file, oldest first; several hundred stay in it."""
     found = []
     for line in json_lines.read(_file(settings)):
         with suppress(KeyError, TypeError, ValueError):  # written by another version, or by hand

@@ -127,6 +127,12 @@ def test_an_alert_is_an_event_once_although_a_tick_that_was_killed_tells_of_it_a
     assert synchronise(home, [STREAM]) == 1
 
 
+def test_two_runs_that_failed_between_two_ticks_are_two_events(home: Settings) -> None:
+    (red,) = Alerts().look([ObservedCheck("run", "job nightly", 1, "failed", "", NOW)], {}, NOW)[1]
+    note_alerts(home, [replace(red, id="one:on_failure"), replace(red, id="two:on_failure")])
+    assert synchronise(home, []) == 2
+
+
 def test_a_file_of_alerts_that_cannot_be_written_or_read_stops_nothing(home: Settings) -> None:
     _, found = Alerts().look([ObservedCheck("health", "orders", 7, "failed", "dead", NOW)], {}, NOW)
     file = home.state_folder / "alerts.jsonl"
