@@ -9,7 +9,7 @@ from typing import Any
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.state.status import TableAge, first_status, write_status
+from streaming_jobs.state.status import PHASES, Status, TableAge, first_status, read_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, ended, pipeline_of, progress, queries_of, query_of, reported
 from tests.support.worlds import STREAM, TOPIC, Disk, entry
@@ -210,3 +210,13 @@ def test_after_the_clock_was_set_back_ages_are_counted_from_then_on(make: Make, 
     clock.now += 400
     running.beat()
     assert status.heartbeat - status.started_at == 400, "a stream that hangs since is found"
+
+
+def test_phases_of_an_earlier_version_are_read_and_the_next_session_begins_with_those_of_now(
+    settings: SettingsFactory,
+) -> None:
+    home, before = settings(), {"plan": 1.0, "compute": 2.0, "commit": 3.0}
+    write_status(home, Status(STREAM, phase_s=before))
+    seen = read_status(home, STREAM)
+    assert seen is not None and seen.phase_s == before
+    assert first_status(home, STREAM).phase_s == dict.fromkeys(PHASES, 0.0)
