@@ -1,9 +1,9 @@
 """One Delta table of what happened to all streams of a home, to query: `<tables_dir>/recourse_events`.
 
 The table is a copy: sessions, deploys, recoveries, slices and savepoints are noted by whoever does them, in files of
-the state folder; outcomes of suites are in their history. `synchronise` appends what the table does not have yet.
-Dagster calls it every few minutes, `recourse events` before it prints. Nothing depends on the table; if it is removed,
-the next call makes it again, from what the files still have.
+the state folder, and alerts by the sensors that tell of them; outcomes of suites are in their history. `synchronise`
+appends what the table does not have yet. Dagster calls it every few minutes, `recourse events` before it prints.
+Nothing depends on the table; if it is removed, the next call makes it again, from what the files still have.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from orchestration.quality.told_alerts import told_alerts
 from quality.history import history, newest_before
 from reprocessing.timeline.marks import Mark, marks_of
 from streaming_jobs.platform.append_table import AppendTable
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE = "recourse_events"
-KINDS = ("session", "deploy", "code", "recovery", "slice", "savepoint", "check")
+KINDS = ("session", "deploy", "code", "recovery", "slice", "savepoint", "check", "alert")
 _APPLICATION = "recourse:events"
 _OVERLAP = timedelta(days=2)
 """Events are looked for from so long before the newest one in the table: a file may get its line late."""
 _KEPT = timedelta(days=400)
 _TRIES = 10
+_LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened, at a time in UTC: `what` in a word (`failed`), `text` for people.
 
-    `table` is that of a check, `plan` that of a recovery. `id` is made of the other fields but the text, so that the
-    same event, found again, is known.
+    `table` is that of a check or an alert, `plan` that of a recovery. `id` is made of the other fields but the text, so
+    that the same event, found again, is known.
     """
 
     at: datetime
@@ -86,6 +88,7 @@ def found(settings: Settings, streams: Iterable[str], since: datetime) -> Iterat
             if mark.at >= since.timestamp() and (mark.kind, mark.what) != ("savepoint", "time"):
                 yield _of_mark(stream, mark)
     yield from _checks(settings, since)
+    yield from _alerts(settings, since)
 
 
 def rows(settings: Settings, *, since: datetime) -> list[Event]:
@@ -107,15 +110,22 @@ def _of_mark(stream: str, mark: Mark) -> Event:
 def _checks(settings: Settings, since: datetime) -> Iterator[Event]:
     """The outcomes of suites that differ from the one before, which may be older than that time."""
     recent = history(settings, since=since)
-    before = newest_before(settings, since) if recent else {}
+    before = newest_before(settings, since, {(one.suite, one.expectation) for one in recent}) if recent else {}
     for outcome in reversed(recent):
         key = (outcome.suite, outcome.expectation)
         last, before[key] = before.get(key), outcome
         if last is not None and last.word != outcome.word:
             text = f"{outcome.expectation} of suite {outcome.suite}: {last.word} -> {outcome.word}"
             more = outcome.error or outcome.observed
-            words = f"{text}: {more}"[:500] if more else text
+            words = f"{text}: {more}"[:_LONGEST_TEXT] if more else text
             yield Event(outcome.started_at, "check", outcome.stream, outcome.word, words, table=outcome.table)
+
+
+def _alerts(settings: Settings, since: datetime) -> Iterator[Event]:
+    for one in told_alerts(settings):
+        at = datetime.fromtimestamp(one.at, UTC)
+        if at >= since:
+            yield Event(at, "alert", one.stream, f"{one.check} {one.state}", one.text[:_LONGEST_TEXT], table=one.table)
 
 
 def _schema() -> pa.Schema:

@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import structlog
 
-from orchestration import event_sensor, lineage_sensor, preview, topic_sensor
+from orchestration import preview, sensors
 from orchestration.bundle import last_good
 from orchestration.bundle.job import Bundle
 from orchestration.quality import definitions as quality
@@ -108,9 +108,7 @@ def location(
         preview.definitions(topology, settings, bundle, origin=origin, executor=executor),
         recoveries.definitions(settings, tables, bundle, origin=origin, executor=executor),
         slices.definitions(settings, topology, executor),
-        topic_sensor.definitions(topology, settings),
-        event_sensor.definitions(topology, settings),
-        lineage_sensor.definitions(topology, settings),
+        sensors.definitions(topology, settings),
     )
     retention = sessions.retention_sensor(of_home, settings, _owned(areas))
     merged = dg.Definitions.merge(areas, dg.Definitions(sensors=[retention]))

@@ -9,7 +9,7 @@ Failing rows are in it: only the owner of the files can read them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,9 @@ from streaming_jobs.storage.files import private_folder
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
+
+
+_RECENT = timedelta(days=30)
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,27 @@ def history(
     return [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
 
 
-def newest_before(settings: Settings, at: datetime) -> dict[tuple[str, str], PastOutcome]:
-    """The newest outcome before a time (with zone) of each expectation, by suite and expectation."""
+def newest_before(
+    settings: Settings, at: datetime, wanted: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], PastOutcome]:
+    """The newest outcome before a time (with zone) of these expectations, by suite and expectation.
+
+    It is mostly a recent one: files with older rows are read only if one of them has none in `_RECENT`.
+    """
     import pyarrow.dataset as ds
 
-    table = _table(settings).read(ds.field("started_at") < at, ["suite", "expectation", "validation", "started_at"])
-    if table is None or not table.num_rows:
-        return {}
-    newest = table.group_by(["suite", "expectation"]).aggregate([("started_at", "max")])
-    rows = _table(settings).read(ds.field("started_at").isin(newest["started_at_max"].unique()))
+    times: dict[tuple[str, str], datetime] = {}
+    for since in (at - _RECENT, datetime.fromtimestamp(0, UTC)):
+        between = _begun(since) & (ds.field("started_at") < at)
+        table = _table(settings).read(between, ["suite", "expectation", "started_at"])
+        if table is None:
+            return {}
+        newest = table.group_by(["suite", "expectation"]).aggregate([("started_at", "max")]).to_pylist()
+        times = {(row["suite"], row["expectation"]): row["started_at_max"] for row in newest}
+        if times.keys() >= set(wanted):
+            break
+    rows = _table(settings).read(ds.field("started_at").isin(sorted(set(times.values()))))
     found = [] if rows is None else [_past(row) for row in rows.drop_columns(["place"]).to_pylist()]
-    times = {(row["suite"], row["expectation"]): row["started_at_max"] for row in newest.to_pylist()}
     return {key: each for each in found if times.get(key := (each.suite, each.expectation)) == each.started_at}
 
 

@@ -20,7 +20,7 @@ def events(
     kind: Annotated[list[str] | None, typer.Option(help="Only events of this kind; may be given again.")] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Print what happened to streams: sessions, failures, deploys, recoveries, slices, checks; oldest first.
+    """Print what happened to streams: sessions, failures, deploys, recoveries, slices, checks, alerts.
 
     First brings the Delta table recourse_events up to date, in which the same events can be queried.
     """

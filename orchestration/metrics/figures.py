@@ -17,7 +17,7 @@ import structlog
 from orchestration.metrics.scrape import ScrapedHome, ScrapedStream
 from streaming_jobs.runtime.code_version import package_version
 from streaming_jobs.state.health import LAG_FRESH, NEITHER, Word
-from streaming_jobs.state.status import State, Status, Totals, moment
+from streaming_jobs.state.status import PHASES, State, Status, Totals, moment
 
 log = structlog.get_logger()
 
@@ -267,7 +267,7 @@ FIGURES: tuple[Figure, ...] = (
     _of_status("batches_total", "Batches of the present session.", lambda _, s: s.batches, kind="counter"),
     _of_status(
         "batch_phase_seconds_total",
-        "Time of these batches by phase: plan, compute, commit.",
+        f"Time of these batches by phase: {', '.join(PHASES)}.",
         lambda _, s: {(phase,): seconds for phase, seconds in s.phase_s.items()},
         "phase",
         kind="counter",

@@ -25,7 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from functools import cached_property, partial
@@ -45,6 +45,7 @@ from dagster._core.storage.asset_check_execution_record import (
 from orchestration.quality import services
 from orchestration.quality.rules import RULES
 from orchestration.quality.suites import COMMAND, suites_of
+from orchestration.quality.told_alerts import note_alerts
 from orchestration.quality.transitions import (
     COLOUR,
     RANK,
@@ -56,6 +57,7 @@ from orchestration.quality.transitions import (
     Timing,
     Transition,
     by_stream,
+    handed_over,
 )
 from orchestration.sessions.health import HEALTH, NO_ALERT
 from orchestration.sessions.names import named, table_key, table_of
@@ -124,9 +126,7 @@ class CheckAlerts:
         quality = self.settings.quality
         seen = [*by_stream(outcomes(instance, self.stream_of, self.settings), HEALTH), of_disk(self.settings, now)]
         timing = Timing(quality.alert_after.total_seconds(), quality.remind_every.total_seconds())
-        alerts, lost = alerts.handed_over(receivers(quality))
-        for name, receiver in lost.items():
-            _give_up(name, receiver.waiting)
+        alerts = replace(alerts, receivers=queues_of(receivers(quality), alerts.receivers))
         alerts, found = alerts.look(seen, receivers(quality), now, timing)
         for change in found:
             log_change = log.info if change.state == "passed" else log.warning
@@ -140,6 +140,7 @@ class CheckAlerts:
                 found=change.text,
                 run=change.run or None,
             )
+        note_alerts(self.settings, found)
         left, words = deliver_all(alerts.receivers, now, self._courier, deadline)
         words = [change.headline for change in found] + words
         return Alerts(alerts.known, left), "; ".join(words) or "no check has changed"
@@ -214,6 +215,14 @@ def deliver_all(
     sent = {name: deliver(name, receiver, now, courier, deadline) for name, receiver in receivers.items()}
     left = {name: receiver for name, (receiver, _) in sent.items()}
     return left, [f"{name}: {text}" for name, (_, text) in sent.items() if text]
+
+
+def queues_of(receivers: Iterable[str], queues: Mapping[str, Receiver]) -> dict[str, Receiver]:
+    """The queues of these receivers, also of one with a new URL; what waits for one that is gone is given up."""
+    kept, lost = handed_over(queues, receivers)
+    for name, receiver in lost.items():
+        _give_up(name, receiver.waiting)
+    return kept
 
 
 def _give_up(name: str, waiting: Sequence[Transition]) -> None:

@@ -13,6 +13,7 @@ from orchestration.quality.job_notifications import job_sensors
 from orchestration.quality.rules import RULES, RuleChecks, RuleCount, RuleCounts, RuledTable, counts_in
 from orchestration.quality.suites import JOB, OP, STEP, RunSuite, SparkFactory, SuiteChecks
 from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.health import FRESHNESS
 from orchestration.sessions.names import table_of
 from quality.suite_set import SuiteSet
 from quality.suites import Suite
@@ -66,7 +67,7 @@ def definitions(
     health: Sequence[dg.AssetCheckKey],
     executor: dg.ExecutorDefinition = session_executor,
 ) -> dg.Definitions:
-    """All of them; `health` are the checks that there are besides.
+    """All of them; `health` are the checks of streams and objectives, which there are besides.
 
     Raises ConfigurationError for a suite with the name of another check, and for a job of the bundle with the suites'.
     """
@@ -75,7 +76,8 @@ def definitions(
     suites.refuse_names({RULES, *(key.name for key in health)})
     if declared.suites:
         bundle.refuse([JOB, OP, STEP], "the suites' job")
-    keys = [*health, *suites.by_key, *(ruled.key(settings) for ruled in declared.ruled)]
+    watched = [key for key in health if key.name != FRESHNESS]  # its cause is a reason of `health`
+    keys = [*watched, *suites.by_key, *(ruled.key(settings) for ruled in declared.ruled)]
     alerts = CheckAlerts({key: writer[table_of(key.asset_key)] for key in keys}, settings)
     return dg.Definitions.merge(
         suites.definitions(),

@@ -19,7 +19,16 @@ import structlog
 
 from orchestration.bundle.job import Job, Notification
 from orchestration.quality import services
-from orchestration.quality.alerts import LONGEST_TICK, LOOK_EVERY, SENDERS, Courier, deliver_all, tell_service
+from orchestration.quality.alerts import (
+    LONGEST_TICK,
+    LOOK_EVERY,
+    SENDERS,
+    Courier,
+    deliver_all,
+    queues_of,
+    tell_service,
+)
+from orchestration.quality.told_alerts import note_alerts
 from orchestration.quality.transitions import DeliveryFailure, Receiver, State, Transition
 from orchestration.sessions.names import named
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
@@ -45,7 +54,10 @@ Send = Callable[[str, Sequence[Transition]], DeliveryFailure | None]
 
 @dataclass(frozen=True)
 class Told:
-    """The sensor's cursor: since when runs count, by job the events that were noticed, and each receiver's queue."""
+    """The sensor's cursor: since when runs count, by job the events that were noticed, and each receiver's queue.
+
+    Services are in it also with nothing waiting, so that a new one can be told from one that was there.
+    """
 
     since: float
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -95,17 +107,23 @@ class JobNotifications:
 
     def look(self, instance: dg.DagsterInstance, told: Told, now: float, deadline: float) -> tuple[Told, str]:
         """One tick: what happened since the last one, and what could be delivered before the deadline (monotonic)."""
-        receivers = dict(told.receivers)
+        in_use = list(services.named(self.settings.quality.services))
+        others = (name for name in told.receivers if " " not in name)  # the webhook, and addresses
+        receivers = queues_of([*in_use, *others], told.receivers)
         events = {job.key: told.events.get(job.key, ()) for job in self.jobs}
+        found: list[Transition] = []
         for job in self.jobs:
             for notification, event in self._events(instance, job, told):
+                found.append(event)
                 events[job.key] = (*events[job.key], event.id)[-_KEPT:]
                 log.info("job event", job=job.key, run=event.run, found=event.title)
                 for name in _receivers(notification, self.settings):
                     receivers[name] = receivers.get(name, Receiver()).with_new([event])
+        note_alerts(self.settings, found)
         left, words = deliver_all(receivers, now, self._courier, deadline)
-        waiting = {name: receiver for name, receiver in left.items() if receiver.waiting}
-        return Told(told.since, events, waiting), "; ".join(words) or "nothing to tell"
+        kept = {name: receiver for name, receiver in left.items() if receiver.waiting}
+        kept |= {name: left.get(name, Receiver()) for name in in_use}
+        return Told(told.since, events, kept), "; ".join(words) or "nothing to tell"
 
     def _events(self, instance: dg.DagsterInstance, job: Job, told: Told) -> Iterator[tuple[Notification, Transition]]:
         by_event = {one.event: one for one in job.notifications}
@@ -154,8 +172,6 @@ def send(settings: Settings, receiver: str, messages: Sequence[Transition]) -> D
     """Send messages to the webhook, a service, or addresses, by the senders of the checks' alerts."""
     if receiver in services.named(settings.quality.services):
         return tell_service(settings, receiver, messages)
-    if " " in receiver:  # the name of a service, no address
-        return DeliveryFailure(f"{receiver} is no longer in quality.services", refused=True)
     if receiver == WEBHOOK:
         return SENDERS["webhook"](settings, messages)
     quality = settings.quality.model_copy(update={"email_to": receiver.split(",")})

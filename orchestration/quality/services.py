@@ -27,6 +27,7 @@ TIMEOUT = 10.0
 """Seconds for a whole delivery to a service, however slowly the service reads and answers."""
 NOT_TAKEN = (400, 413, 422)
 """HTTP answers to a request that is too long or unreadable: repeating it would fail again."""
+_PASSWORD = re.compile(r"(?<=://)([^/@:?]*):[^/?]*(?=@)|(?<=[?&])pass(?:word)?=[^&]*")
 _HTTP = ("requests", "urllib3")
 """Libraries of apprise's plug-ins whose logs name addresses, at the level DEBUG."""
 _SENDING = ContextVar("sending", default=False)
@@ -36,9 +37,17 @@ _SEPARATOR = 2
 
 
 def named(urls: Iterable[SecretStr]) -> dict[str, str]:
-    """The URLs by names that may be shown, such as `slack 3fa2c1`; the same URL has the same name for ever."""
+    """The URLs by names that may be shown, such as `slack 3fa2c1`.
+
+    A password, as of mail, is not in the digest, from which a weak one could be guessed: the name outlives it. A token
+    is the address of its service, and in the digest.
+    """
     texts = (url.get_secret_value() for url in urls)
-    return {f"{text.partition('://')[0]} {sha256(text.encode()).hexdigest()[:6]}": text for text in texts}
+    return {f"{text.partition('://')[0]} {_digest(text)}": text for text in texts}
+
+
+def _digest(url: str) -> str:
+    return sha256(_PASSWORD.sub(r"\1", url).encode()).hexdigest()[:6]
 
 
 def notify(name: str, url: str, title: str, text: str, worst: State, *, several: bool) -> DeliveryFailure | None:

@@ -173,6 +173,27 @@ class Receiver:
         return replace(self, failures=min(self.failures + 1, 10), next_try=now + pause)
 
 
+def handed_over(
+    queues: Mapping[str, Receiver], receivers: Iterable[str]
+) -> tuple[dict[str, Receiver], dict[str, Receiver]]:
+    """The queues of these receivers, and those queues with messages whose receiver is gone.
+
+    A service whose URL was replaced, as with a new token, has another name: its queue is that of the one new service
+    of the same kind, if just one of that kind is gone. So `queues` has every receiver, also with nothing waiting.
+    """
+    names = list(receivers)
+    kept = {name: each for name, each in queues.items() if name in names}
+    gone = {name: each for name, each in queues.items() if name not in names}
+    lost: dict[str, Receiver] = {}
+    for name, receiver in gone.items():
+        heirs = [each for each in names if each not in queues and _kind(each) == _kind(name)]
+        if len(heirs) == 1 and sum(_kind(each) == _kind(name) for each in gone) == 1:
+            kept[heirs[0]] = Receiver(receiver.waiting)
+        elif receiver.waiting:
+            lost[name] = receiver
+    return kept, lost
+
+
 def _kind(receiver: str) -> str:
     """`slack` of the receiver `slack 3fa2c1`."""
     return receiver.partition(" ")[0]
@@ -205,24 +226,6 @@ class Alerts:
 
     known: Mapping[str, Known] = field(default_factory=dict)
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
-
-    def handed_over(self, receivers: Iterable[str]) -> tuple[Alerts, Mapping[str, Receiver]]:
-        """The queues of these receivers, and those queues with messages whose receiver is gone.
-
-        A service whose URL was replaced, as with a new token, has another name: its queue is that of the one new
-        service of the same kind, if just one of that kind is gone.
-        """
-        names = list(receivers)
-        kept = {name: each for name, each in self.receivers.items() if name in names}
-        gone = {name: each for name, each in self.receivers.items() if name not in names}
-        lost: dict[str, Receiver] = {}
-        for name, receiver in gone.items():
-            heirs = [each for each in names if each not in self.receivers and _kind(each) == _kind(name)]
-            if len(heirs) == 1 and sum(_kind(each) == _kind(name) for each in gone) == 1:
-                kept[heirs[0]] = Receiver(receiver.waiting)
-            elif receiver.waiting:
-                lost[name] = receiver
-        return replace(self, receivers=kept), lost
 
     def look(
         self, seen: Sequence[ObservedCheck], receivers: Mapping[str, State], now: float, timing: Timing | None = None

@@ -1,5 +1,8 @@
 """The check `health` of each table: red when its stream is dead, stuck, failing, failed or late, green when it is well.
 
+Beside it `freshness` of each table with an objective (`fresh_within`): red while its newest rows are older, for
+whatever reason. It causes no alert: `health` is red or yellow for the cause, and `stale` if there is no other.
+
 The verdicts come from the streams' files (`streaming_jobs.state.health`: no Spark, no broker).
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -16,7 +19,7 @@ import dagster as dg
 from orchestration.bundle.job import Continuous, Rule, Timed
 from orchestration.sessions.decisions import RunSeen, missed, passed, should_run
 from orchestration.sessions.names import table_key
-from orchestration.sessions.reporting import NO_RUN, health_figures, not_being_made
+from orchestration.sessions.reporting import NO_RUN, at, health_figures, not_being_made, shown
 from orchestration.sessions.runs import runs_by_session
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, LOOK_EVERY, CheckVerdict, CheckVerdicts, checks_from_files
@@ -26,9 +29,12 @@ from streaming_jobs.state.health import Health, HealthLimits, Reason, judge, loo
 from streaming_jobs.state.status import ENDED, Status, read_status
 from streaming_jobs.state.stream_history import deploys
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import format_duration
 
 HEALTH = "health"
 """The name of the check of a stream's tables that says whether the stream is well."""
+FRESHNESS = "freshness"
+"""The name of the check of a table with a freshness objective."""
 NO_ALERT = ("stopped", "recovering", "restarting", "starting", "yellow: disk", "red: disk")
 """Marks of verdicts without alerts: intended by an operator, not settled yet, or reported once for all streams."""
 STARTING = "starting"
@@ -56,6 +62,29 @@ def verdict(health: Health, *, continuous: bool, broken: str = "") -> CheckVerdi
     if health.state in ("recovering", "restarting") or (health.state == "stopped" and continuous):
         return CheckVerdict(False, dg.AssetCheckSeverity.WARN, health.verdict, text)
     return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, health.verdict, text)
+
+
+def freshness(table: str, seen: Status | None, now: float) -> CheckVerdict:
+    """The verdict on a table with an objective, as far as the running code has it. Its text changes with it alone."""
+    age = None if seen is None else seen.tables.get(table)
+    if age is None:
+        return CheckVerdict(
+            False, dg.AssetCheckSeverity.WARN, "never started", f"nothing has been written to {table} yet"
+        )
+    if age.fresh_within_s is None:
+        text = f"{table} has its objective from the next start of its stream on"
+        return CheckVerdict(True, dg.AssetCheckSeverity.ERROR, "no objective yet", text)
+    within = format_duration(timedelta(seconds=age.fresh_within_s))
+    stale = age.is_stale(now)
+    text = f"the newest rows of {table} are {'older' if stale else 'not older'} than {within}"
+    figures = shown(
+        {
+            "age_s": round(age.seconds(now), 1),
+            "objective_s": age.fresh_within_s,
+            "newest_rows": at(age.rows_at),
+        }
+    )
+    return CheckVerdict(not stale, dg.AssetCheckSeverity.ERROR, "stale" if stale else "fresh", text, figures)
 
 
 def broken_rules(
@@ -102,15 +131,20 @@ class HealthChecks:
 
     def definitions(self) -> dg.Definitions:
         """The checks of all tables but those of dead letters, and their sensor."""
-        about = f"is dead, stuck, failing, failed or late; evaluated every {LOOK_EVERY} seconds."
+        every = f"evaluated every {LOOK_EVERY} seconds."
+        about = f"is dead, stuck, failing, failed or late; {every}"
+        of_streams = {key: f"Red when stream {name} {about}" for key, name in self._stream_of().items()}
+        of_tables = {
+            key: f"Red when the newest rows are older than {aim}; {every}" for key, aim in self._objectives().items()
+        }
         return checks_from_files(
             HEALTH,
-            {key: f"Red when stream {name} {about}" for key, name in self._stream_of().items()},
+            of_streams | of_tables,
             self.settings,
             self.verdicts,
             sensor="stream_health",
-            sensor_description=f"Evaluates the check `{HEALTH}` of every table from the streams' files: reports each "
-            f"change at once, and the rest every {AGAIN_AFTER // 60:.0f} minutes.",
+            sensor_description=f"Evaluates the checks `{HEALTH}` and `{FRESHNESS}` of tables from the streams' files: "
+            f"reports each change at once, and the rest every {AGAIN_AFTER // 60:.0f} minutes.",
             all_well="every stream is well",
             seen=_show_red,
         )
@@ -120,7 +154,7 @@ class HealthChecks:
         expected, missing = self._should_run(runs, now), self._missed(runs, now)
         fault = self.fault()
         continuous = {name for session in self.sessions if _continuous(session) for name in session.job.streams}
-        known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(self.keys)
+        known: Any = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(self._stream_of()))
         found: dict[dg.AssetCheckKey, CheckVerdict] = {}
         for stream in self.streams:
             seen = look(self.settings, stream.name)
@@ -132,11 +166,13 @@ class HealthChecks:
             if outcome.passed and (words := self._broken_rules(stream.name, seen.status, runs, now)):
                 warn, text = dg.AssetCheckSeverity.WARN, f"{outcome.text}; {'; '.join(words)}"
                 outcome = CheckVerdict(False, warn, "yellow: health rules", text)
-            shown = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
+            figures = health_figures(seen.status, deploys(self.settings, stream.name)[-1:]) if seen.status else {}
             for sink in stream.sinks.values():
                 key = self._key(sink.name)
                 before = known[key].evaluation if key in known and not healthy.settled else None
-                found[key] = replace(settling(outcome, before), figures=shown)
+                found[key] = replace(settling(outcome, before), figures=figures)
+                if sink.fresh_within:
+                    found[self._key(sink.name, FRESHNESS)] = freshness(sink.name, seen.status, seen.at)
         return found
 
     def _broken_rules(
@@ -150,13 +186,17 @@ class HealthChecks:
 
     @property
     def keys(self) -> list[dg.AssetCheckKey]:
-        return list(self._stream_of())
+        return [*self._stream_of(), *self._objectives()]
+
+    def _objectives(self) -> dict[dg.AssetCheckKey, str]:
+        sinks = (sink for stream in self.streams for sink in stream.sinks.values())
+        return {self._key(sink.name, FRESHNESS): sink.fresh_within for sink in sinks if sink.fresh_within}
 
     def _stream_of(self) -> dict[dg.AssetCheckKey, str]:
         return {self._key(sink.name): stream.name for stream in self.streams for sink in stream.sinks.values()}
 
-    def _key(self, table: str) -> dg.AssetCheckKey:
-        return dg.AssetCheckKey(table_key(self.settings.dagster, table), HEALTH)
+    def _key(self, table: str, check: str = HEALTH) -> dg.AssetCheckKey:
+        return dg.AssetCheckKey(table_key(self.settings.dagster, table), check)
 
     def _should_run(self, by_session: Mapping[str, Sequence[RunSeen]], now: float) -> dict[str, bool | None]:
         """Whether each stream of a job ought to run now (`judge`); a stream without a job is left out.

@@ -61,7 +61,7 @@ CheckVerdicts = Mapping[dg.AssetCheckKey, CheckVerdict]
 
 
 def checks_from_files(
-    name: str,
+    step: str,
     descriptions: Mapping[dg.AssetCheckKey, str],
     settings: Settings,
     look: Callable[[dg.DagsterInstance, float], CheckVerdicts],
@@ -81,12 +81,14 @@ def checks_from_files(
         return dg.Definitions()
 
     @dg.multi_asset_check(
-        name=named(settings.dagster, name),
-        specs=[dg.AssetCheckSpec(name, asset=key.asset_key, description=text) for key, text in descriptions.items()],
+        name=named(settings.dagster, step),
+        specs=[
+            dg.AssetCheckSpec(key.name, asset=key.asset_key, description=text) for key, text in descriptions.items()
+        ],
         can_subset=True,
     )
     def look_now(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        claim(context.instance, context.run.run_id, settings, name)
+        claim(context.instance, context.run.run_id, settings, step)
         verdicts = look(context.instance, time.time())
         for key in context.selected_asset_check_keys:
             yield verdicts[key].result(key)

@@ -41,8 +41,8 @@ def append(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = T
         sync(path.parent)
 
 
-def add(handle: ObjectHandle, value: Mapping[str, Any], *, limit: int | None = None, attempts: int = ATTEMPTS) -> None:
-    """Add a line to an object; it is durable when this returns.
+def add(handle: ObjectHandle, *values: Mapping[str, Any], limit: int | None = None, attempts: int = ATTEMPTS) -> None:
+    """Add lines to an object; they are durable when this returns.
 
     Beyond `limit` bytes, the older half of the lines is left out. Raises TransientError if other writers have added
     lines during all attempts.
@@ -50,7 +50,7 @@ def add(handle: ObjectHandle, value: Mapping[str, Any], *, limit: int | None = N
     for _ in range(attempts):
         found = handle.read()
         data = found.data if found is not None else b""
-        data += (b"\n" if data and not data.endswith(b"\n") else b"") + encoded([value])
+        data += (b"\n" if data and not data.endswith(b"\n") else b"") + encoded(values)
         if limit is not None and len(data) > limit:
             lines = data.splitlines(keepends=True)
             data = b"".join(lines[len(lines) // 2 :])

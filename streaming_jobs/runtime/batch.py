@@ -29,6 +29,7 @@ from streaming_jobs.runtime.batch_hooks import (
     StopAtBorder,
     choose_path,
     fits_the_driver,
+    phases,
 )
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
@@ -36,6 +37,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.base import Source
 from streaming_jobs.sources.planner import FIRST
+from streaming_jobs.sources.read_times import NO_TIMES
 from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -184,6 +186,8 @@ class BatchPipeline:
     _bytes_per_record: float = field(default=512.0, init=False)
     _read: dict[str, int] = field(default_factory=dict, init=False)
     _seen: dict[str, SourceCounts] = field(default_factory=dict, init=False)
+    _writes: list[PendingWrite] = field(default_factory=list, init=False)
+    """The writes of the batch that runs now, or ran last."""
     _on_disk: CheckpointSync = field(init=False)
     _quiet: bool = field(default=False, init=False)
 
@@ -242,7 +246,7 @@ class BatchPipeline:
             self._read = {"": done.records}
             self._repeat_state(frame, entry, done)
             self._on_disk.state()
-            self._finish(done, began, "driver", "direct", None, skipped=True)
+            self.hooks.report(replace(self._report(done, began, "driver", "direct", None), skipped=True))
             return
         self._read = rows_read(self.sources, entry.offsets)
         records = sum(self._read.values())
@@ -257,7 +261,7 @@ class BatchPipeline:
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
             staged = self._stage_all(frame, entry, path, held)
-            computed = time.monotonic()
+            computed, prepared_s = time.monotonic(), self._write_s
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
             self._look_at_sources()
@@ -270,7 +274,8 @@ class BatchPipeline:
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
             version = primary.commit(entry)
-            phases = {"compute": computed - began, "commit": time.monotonic() - computed}
+            times = NO_TIMES if self.query is None else self.query.read_times()
+            phase_s = phases(times, computed - began, prepared_s, time.monotonic() - computed, self._write_s)
             wrote = records or any(pending.rows for pending in staged.values())
             self._quiet = self.ends_when_quiet and not wrote and not self._advances(batch)
         if version is None:  # it was not in the primary at the top: another writer has committed it since
@@ -280,7 +285,10 @@ class BatchPipeline:
             )
         self.hooks.at("primary_committed", self.stream.name, batch)
         self._on_disk.state()
-        self._finish(entry, began, path, primary.committer, version, newest_record=newest_record, phase_s=phases)
+        report = self._report(entry, began, path, primary.committer, version)
+        self.hooks.report(
+            replace(report, newest_record=newest_record, phase_s=phase_s, read_in_plan_s=times.planner.sum)
+        )
         for upkeep in self.upkeep:
             upkeep.after_commit()
 
@@ -366,6 +374,8 @@ class BatchPipeline:
             with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
                 staged[sink.name] = sink.prepare(frames[sink.name], rows)
             held.callback(staged[sink.name].close)
+        self._writes = [*staged.values()]
+        held.callback(self._writes.clear)  # they hold the batch's rows
         return staged
 
     def _commit_others(
@@ -452,6 +462,7 @@ class BatchPipeline:
             rows = BatchOfRows(self.generation, entry.batch, path == "driver")
             letters = self.sinks.dead_letters.prepare_letters(spark, refused, rejected, rows)
         held.callback(letters.close)
+        self._writes.append(letters)
         return letters
 
     def _learn(self, staged: PendingWrite, records: int) -> None:
@@ -459,28 +470,14 @@ class BatchPipeline:
         if table is not None and records >= 1000 and not self.traits.stateful:
             self._bytes_per_record = max(table.nbytes / records, 1.0)
 
-    def _finish(
-        self,
-        entry: LedgerEntry,
-        began: float,
-        path: Route,
-        committer: str,
-        version: int | None,
-        *,
-        skipped: bool = False,
-        newest_record: int | None = None,
-        phase_s: Mapping[str, float] | None = None,
-    ) -> None:
+    def _report(
+        self, entry: LedgerEntry, began: float, path: Route, committer: str, version: int | None
+    ) -> BatchReport:
+        """Append the batch to the ledger file, and return its report."""
         self.files.ledger.append(entry, {sink.name: sink.version for sink in self.sinks}, time.monotonic() - began)
-        self.hooks.report(
-            BatchReport(
-                entry=entry,
-                path=path,
-                committer=committer,
-                milliseconds=int((time.monotonic() - began) * 1000),
-                version=version,
-                skipped=skipped,
-                newest_record=newest_record,
-                phase_s=phase_s or {},
-            )
-        )
+        return BatchReport(entry, path, committer, int((time.monotonic() - began) * 1000), version)
+
+    @property
+    def _write_s(self) -> float:
+        """The seconds of writing so far, in all of the batch's writes."""
+        return sum(each.write_s for write in self._writes for each in (write, *write.before))

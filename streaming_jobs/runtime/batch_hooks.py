@@ -27,6 +27,7 @@ from streaming_jobs.state.ledger_file import LedgerFile
 
 if TYPE_CHECKING:
     from streaming_jobs.sources.base import SourceCounts
+    from streaming_jobs.sources.read_times import BatchReadTimes
 
 
 class StopAtBorder(Exception):
@@ -49,6 +50,9 @@ class Query(Protocol):
     def dropped_behind(self) -> int | None:
         """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
 
+    def read_times(self) -> BatchReadTimes:
+        """The seconds that reading and decoding the batch's records took."""
+
 
 @dataclass(frozen=True)
 class BatchReport:
@@ -63,7 +67,28 @@ class BatchReport:
     newest_record: int | None = None
     """The largest record timestamp of sources with an event time, in microseconds since 1970."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the phases `compute` and `commit` (`PHASES` in `state/status.py`)."""
+    """Seconds by phase, without `plan` (`PHASES` in `state/status.py`)."""
+    read_in_plan_s: float = 0.0
+    """Seconds of `read` and `decode` that Spark counts as planning."""
+
+
+def phases(times: BatchReadTimes, computed: float, staged: float, committed: float, written: float) -> dict[str, float]:
+    """The seconds of a batch by phase, from those until all its rows were staged, and of its commits after that.
+
+    `staged` are the seconds of writing within the former, `written` within both. What tasks do at the same time as
+    others does not add up to the time that passed: their phases are then shortened, all alike.
+    """
+    of_tasks = {"read": times.tasks.read, "decode": times.tasks.decode, "write": staged}
+    fits = min(computed / total, 1.0) if (total := sum(of_tasks.values())) else 1.0
+    inside = {phase: seconds * fits for phase, seconds in of_tasks.items()}
+    after = min(written - staged, committed)
+    return {
+        "read": times.planner.read + inside["read"],
+        "decode": times.planner.decode + inside["decode"],
+        "function": max(computed - sum(inside.values()), 0.0),
+        "write": inside["write"] + after,
+        "commit": committed - after,
+    }
 
 
 @dataclass(frozen=True)

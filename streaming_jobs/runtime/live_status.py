@@ -43,6 +43,8 @@ class LiveStatus:
     _lag: LagClock = field(init=False)
     _seen_batch: int = field(default=-1, init=False)
     _newest_record: int | None = field(default=None, init=False)
+    _read_in_plan: dict[int, float] = field(default_factory=dict, init=False)
+    """By batch that Spark has not reported yet: seconds that are reading and decoding, not planning."""
     _warned: dict[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -85,10 +87,11 @@ class LiveStatus:
         for report in fresh:
             # A report of an idle moment carries the number of the next batch.
             if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
-                self._seen_batch = report.batchId
                 self.status.late_rows_dropped += late_rows(json.loads(report.json))
-                around = report.durationMs.get("triggerExecution", 0) - report.durationMs["addBatch"]
-                self._took("plan", max(around, 0) / 1000)
+                around = (report.durationMs.get("triggerExecution", 0) - report.durationMs["addBatch"]) / 1000
+                self._took("plan", max(around - self._read_in_plan.get(report.batchId, 0.0), 0.0))
+                self._seen_batch = report.batchId
+        self._read_in_plan = {batch: s for batch, s in self._read_in_plan.items() if batch > self._seen_batch}
         update(self.status, json.loads(newest.json))
         self._take_warnings(pipeline)
         return True
@@ -108,6 +111,7 @@ class LiveStatus:
         self._newest_record = done.newest_record if done.newest_record is not None else self._newest_record
         if not done.skipped:
             status.batches += 1
+            self._read_in_plan[entry.batch] = done.read_in_plan_s
             for phase, seconds in done.phase_s.items():
                 self._took(phase, seconds)
             for table, age in status.tables.items():

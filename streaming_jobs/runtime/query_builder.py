@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -58,12 +59,15 @@ from streaming_jobs.sources.batch_watermark import WatermarkServer
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
+from streaming_jobs.sources.read_times import BatchReadTimes
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
+from streaming_jobs.storage.files import scratch
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.source import TableSource
@@ -214,8 +218,10 @@ public class DroppedRows implements java.util.function.Function {{
 class QueryHandle:
     """The running query, once there is one: the pipeline's first batch can begin before `start` returns."""
 
-    def __init__(self, spark: SparkSession | None = None) -> None:
+    def __init__(self, spark: SparkSession | None = None, times: Sequence[Path] = ()) -> None:
+        """`times` are the files in which the sources of the query note the times of a batch."""
         self._spark = spark
+        self._times = times
         self._ready = threading.Event()
         self._query: StreamingQuery | None = None
         self._dropped_rows: Any = None
@@ -240,6 +246,9 @@ class QueryHandle:
             self._dropped_rows = new_object(self._spark, "DroppedRows", _DROPPED_ROWS)
         dropped, watermark = self._dropped_rows.apply(self._execution().executedPlan()).split()
         return int(watermark) if int(dropped) else None
+
+    def read_times(self) -> BatchReadTimes:
+        return BatchReadTimes.of(self._times)
 
     def _execution(self) -> Any:
         if not self._ready.wait(30) or self._query is None:
@@ -323,6 +332,10 @@ class QueryBuilder:
             driver_share=DRIVER_SHARE,
         )
 
+    def _times_of(self, parameter: str) -> Path:
+        """The file of the times of one source's batches: in the session's folder, on this machine."""
+        return scratch(self.settings.home, "spark").folder.absolute() / f"times-{self.stream.name}-{parameter}"
+
     def assemble(self, spark: SparkSession, snapshot: StreamSnapshot) -> BuiltQuery:
         """Bring everything together; writes stream.json and makes or widens the tables."""
         name = self.stream.name
@@ -335,7 +348,11 @@ class QueryBuilder:
         timed = watermarks.timed(sources)
         frames = {
             s.parameter: s.stream(
-                spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name, timed=timed.get(s.parameter)
+                spark,
+                start=starts[s.name],
+                limits=replace(self.limits_of(s.name), times=self._times_of(s.parameter)),
+                owner=name,
+                timed=timed.get(s.parameter),
             )
             for s in sources
         }
@@ -357,7 +374,7 @@ class QueryBuilder:
         output_plans.note(
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
-        handle = QueryHandle(spark)
+        handle = QueryHandle(spark, [self._times_of(s.parameter) for s in sources])
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)

@@ -7,8 +7,10 @@ Delta table, `streaming_jobs.testing` has one in memory.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
@@ -95,6 +97,17 @@ class PendingWrite(ABC):
     rejected: pa.Table | None = None
     before: Sequence[PendingWrite] = ()
     outcome: RuleOutcome = NOTHING_BROKEN
+    write_s: float = 0.0
+    """Seconds that writing its files has taken so far; of tasks that write at the same time, their mean."""
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Count the time as `write_s`."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.write_s += time.monotonic() - began
 
     @property
     @abstractmethod

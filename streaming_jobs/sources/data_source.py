@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
@@ -84,6 +85,11 @@ class Reading(ABC, Generic[PlannerT]):
     def tasks(self) -> int:
         """The number of tasks for a batch that is planned now: executors may have come or gone since the start."""
         return self.workers if self.limits is None else self.limits.tasks_now() or self.workers
+
+    @property
+    def times(self) -> Path | None:
+        """The file of the times of its batches (`read_times.py`)."""
+        return None if self.limits is None else self.limits.times
 
     @property
     @abstractmethod

@@ -22,6 +22,7 @@ from streaming_jobs.sources.connection import is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
 from streaming_jobs.sources.range_reader import RangeReader
+from streaming_jobs.sources.read_times import ReadTimes
 from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.storage.locations import Location
@@ -108,14 +109,17 @@ class TopicReading(Reading[Planner]):
         return grouped(self.starts, self.ends, self.workers)
 
     def split(self, planner: Planner, starts: dict[int, int], ends: dict[int, int]) -> Split:
-        spans = self.void.clipped(spans_of(starts, ends))
-        if not spans:
-            return [], None
-        if (records := planner.take(spans, BLOCK)) is None:
-            return grouped(starts, ends, self.tasks, planner.first), None
+        times, spans = ReadTimes(), self.void.clipped(spans_of(starts, ends))
+        with times.reading():
+            records = planner.take(spans, BLOCK) if spans else None
+        if records is None:
+            times.note_batch(self.times)
+            return grouped(starts, ends, self.tasks, planner.first) if spans else [], None
         began = time.thread_time()
-        decoded = [self.blocks.of(self.void.kept(each)) for each in records]
+        with times.decoding():
+            decoded = [self.blocks.of(self.void.kept(each)) for each in records]
         planner.cost.decoded(sum(each.num_rows for each in decoded), time.thread_time() - began)
+        times.note_batch(self.times)
         return [RangePartition(spans)], decoded
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -129,9 +133,12 @@ class TopicReading(Reading[Planner]):
             return self.clients.topics(self.client).offsets(self.source).earliest
 
         try:
-            spans = self.void.clipped(part.spans)
-            for records in read_ranges(reader, spans, BLOCK, self.archive, part.first, look):
-                yield self.blocks.of(self.void.kept(records))
+            times, spans = ReadTimes(), self.void.clipped(part.spans)
+            for records in times.each_read(read_ranges(reader, spans, BLOCK, self.archive, part.first, look)):
+                with times.decoding():
+                    batch = self.blocks.of(self.void.kept(records))
+                yield batch
+            times.note_task(self.times)
         except BaseException:  # it may be in the middle of a range, or its connection may be at fault
             reader.close()
             raise

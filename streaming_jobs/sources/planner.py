@@ -170,6 +170,7 @@ class BatchLimits:
     `until`: partition -> offset; with the trigger available-now, batches end there instead of at the topic's end.
     `tasks` read a large batch; 0: one per core, of the executors that a file of `platform/cluster.py` counts.
     `driver_share` of a core decodes small batches; None: any share, as without executors beside the driver.
+    `times` is the file of the batch's `ReadTimes`.
     """
 
     seconds: float
@@ -181,6 +182,7 @@ class BatchLimits:
     tasks: int = 0
     cores: Path | None = None
     driver_share: float | None = None
+    times: Path | None = None
 
     def tasks_now(self) -> int:
         """The number of tasks for a batch that is planned now; 0 if it is that of the start."""

@@ -395,9 +395,9 @@ def _stale(seen: HealthFacts) -> Reason | None:
         return None
     found = []
     for name, table in sorted(seen.status.tables.items()) if seen.status is not None else ():
-        within, age = table.fresh_within_s, table.seconds(seen.at)
-        if within is not None and age > within:
-            found.append(f"the newest rows of table {name} are {_span(age)} old, its objective is {_span(within)}")
+        if table.is_stale(seen.at):
+            age, within = _span(table.seconds(seen.at)), _span(table.fresh_within_s or 0.0)
+            found.append(f"the newest rows of table {name} are {age} old, its objective is {within}")
     if not found:
         return None
     cause = "; nothing is unread: the topics have brought no rows" if _has_read_all(seen) else ""

@@ -117,6 +117,10 @@ class TableAge:
         """The age of the newest rows; of a table without any noted rows, the time without them."""
         return max(now - (self.since if self.rows_at is None else self.rows_at), 0.0)
 
+    def is_stale(self, now: float) -> bool:
+        """True if the newest rows are older than the objective; never without one."""
+        return self.fresh_within_s is not None and self.seconds(now) > self.fresh_within_s
+
     @classmethod
     def of(cls, value: Any) -> dict[str, TableAge]:
         """The tables of a status file; none if another version has written it."""
@@ -128,12 +132,10 @@ class TableAge:
 
 State = Literal["starting", "running", "idle", "failing", "stopping", "stopped", "failed"]
 
-PHASES = ("plan", "compute", "commit")
-"""The phases of a batch, in order.
+PHASES = ("plan", "read", "decode", "function", "write", "commit")
+"""The phases of a batch, in order; docs/metrics.md says what is in which, and what cannot be told apart.
 
-`plan` is Spark's work around the batch: ends of topics, plan, its log; a small batch is read and decoded there.
-`compute` reads and decodes a large batch, runs the function and the row rules, all in one stage, and writes the files
-of large appends. `commit` writes the other files and commits tables and topics. The pause after a batch is in none.
+A status of an earlier version has `compute` for those from `read` to `function`. The pause after a batch is in none.
 """
 
 ENDED: tuple[State, ...] = ("stopped", "failed")

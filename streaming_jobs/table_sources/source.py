@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
+from streaming_jobs.sources.read_times import ReadTimes
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks, TablePlanner, is_small, tasks
 from streaming_jobs.table_sources.versions import TableVersions
@@ -55,13 +56,19 @@ class TableReading(Reading[TablePlanner]):
 
     def split(self, planner: TablePlanner, starts: dict[int, int], ends: dict[int, int]) -> Split:
         files = planner.files(starts.get(0, 0), ends.get(0, 0))
-        if files and is_small(files):
-            return [FilesPartition(files)], list(self.blocks.of_files(files))
+        times, small = ReadTimes(), files and is_small(files)
+        with times.reading():  # a block of Parquet is read and decoded in one call
+            rows = list(self.blocks.of_files(files)) if small else None
+        times.note_batch(self.times)
+        if rows is not None:
+            return [FilesPartition(files)], rows
         return [FilesPartition(part) for part in tasks(files, self.tasks)], None
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, FilesPartition)
-        return self.blocks.of_files(part.files)
+        times = ReadTimes()
+        yield from times.each_read(self.blocks.of_files(part.files))
+        times.note_task(self.times)
 
 
 @dataclass(frozen=True)

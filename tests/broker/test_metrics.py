@@ -10,11 +10,11 @@ import pytest
 
 from orchestration.metrics.endpoint import MetricsServer, exposition
 from orchestration.metrics.figures import FIGURES
-from orchestration.metrics.monitoring import rules
+from orchestration.metrics.monitoring import dashboard, rules
 from orchestration.metrics.scrape import Scrapes, scrape
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.state.status import read_status
+from streaming_jobs.state.status import PHASES, read_status
 from tests.conftest import SettingsFactory
 from tests.support.driver import driver, finished, produce, until
 from tests.support.prometheus import prometheus
@@ -49,10 +49,19 @@ def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
         }, "nothing of the kind is declared or has happened"
         seen = read_status(made, "totals")
         assert seen is not None and seen.batch_ms is not None
-        assert 0 < seen.phase_s["compute"] + seen.phase_s["commit"] <= seen.batches * 60
+        phases = {**seen.phase_s}
+        assert phases.keys() == set(PHASES) and min(phases.values()) > 0, "each is measured, also of a small batch"
+        assert sum(phases.values()) - phases["plan"] <= seen.batches * 60
         assert seen.tables["totals"].rows_at is not None
         with prometheus(tmp_path, urlsplit(server.url).netloc, rules()) as monitor:
             until(lambda: monitor.values("recourse_session_live == 1") == [1.0, 1.0], 30, "both streams")
+            nothing = {
+                "Reasons why streams are red or yellow": ["{{stream}}: {{reason}}"],
+                "Open transactions of other programs": ["{{stream}}: {{topic}}"],
+                "Age of the newest rows, by share of the objective": ["{{table}}"],
+                "Rows by broken rule": ["{{table}}: {{rule}}"],
+            }
+            until(lambda: monitor.without_data(dashboard()) == nothing, 30, "every other query of the dashboard")
             first.kill()
             finished(first)
             down = {"RecourseStreamDown": {"totals", "windows"}}

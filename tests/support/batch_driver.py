@@ -25,6 +25,7 @@ from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sources.base import SourceCounts
+from streaming_jobs.sources.read_times import NO_TIMES, BatchReadTimes
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
 
@@ -134,6 +135,7 @@ class Driver:
         self.bad = 0
         self.newest: int | None = 7_000_000
         self.watermark: int | None = None
+        self.times = NO_TIMES
         self.rejected: pa.Table | None = None
         self.rejected_of = PRIMARY
         self.noted = 0
@@ -196,6 +198,9 @@ class Driver:
     def dropped_behind(self) -> int | None:
         self.log.append("ask for dropped rows")
         return self.watermark
+
+    def read_times(self) -> BatchReadTimes:
+        return self.times
 
     def in_memory(self, output: Output, frame: Frame, rows: BatchOfRows) -> Recorded:
         self.log.append(f"stage {output.name}")

@@ -65,7 +65,8 @@ class ParquetMerge(DeltaWrite):
             there = table_files(self.sink.path, handle.version())
             known = {name: file for path, file in there.items() for name in names_on_disk(path)}
             touched = self._touched(handle)
-            adds = written_files(self._merged(handle, touched), self.sink, self.files)[0]
+            with self.writing():
+                adds = written_files(self._merged(handle, touched), self.sink, self.files)[0]
             now = int(time.time() * 1000)
             if touched or adds:
                 self.sink.commit_actions([*(known[path].remove(now) for path in touched), *adds], properties)

@@ -45,9 +45,10 @@ class ArrowAppend(DeltaWrite):
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
                 written = column_bounds.writer_properties(self.sink.schema)
-                write_deltalake(
-                    handle, self.table, mode="append", writer_properties=written, commit_properties=properties
-                )
+                with self.writing():
+                    write_deltalake(
+                        handle, self.table, mode="append", writer_properties=written, commit_properties=properties
+                    )
 
         return self.sink.commit(entry, write)
 
@@ -97,7 +98,9 @@ class ArrowMerge(DeltaWrite):
             )
             if does.delete is not None:
                 merge = merge.when_matched_delete(does.delete)
-            merge.when_matched_update(values, does.update).when_not_matched_insert(values, does.insert).execute()
+            merge = merge.when_matched_update(values, does.update).when_not_matched_insert(values, does.insert)
+            with self.writing():
+                merge.execute()
 
         return self.sink.commit(entry, write)
 
@@ -136,7 +139,11 @@ class SparkAppend(DeltaWrite):
         return self.count
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        return _spark_commit(self.sink, entry, lambda: _spark_append(self.sink, self.frame, entry))
+        def append() -> None:
+            with self.writing():
+                _spark_append(self.sink, self.frame, entry)
+
+        return _spark_commit(self.sink, entry, append)
 
     def close(self) -> None:
         if self.cached is not None:
@@ -176,7 +183,8 @@ class SparkMerge(SparkAppend):
         try:
             for key, value in confs.items():
                 session.conf.set(key, value)
-            merge.execute()
+            with self.writing():
+                merge.execute()
         finally:
             for key in confs:
                 session.conf.unset(key)

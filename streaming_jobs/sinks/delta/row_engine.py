@@ -12,6 +12,7 @@ yields them if delta-spark makes the commit. Besides, it yields what the driver 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -163,6 +164,9 @@ class TaskTally:
     numbers: list[int] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     aside_files: list[str] = field(default_factory=list)
+    tasks: int = 1
+    write_s: float = 0.0
+    """Seconds that the tasks have spent on writing files, together."""
 
     def add(self, made: Divided) -> None:
         """Count divided rows."""
@@ -173,7 +177,7 @@ class TaskTally:
 
     def plus(self, other: Mapping[str, Any]) -> None:
         """Add the tally of another task, as JSON has it."""
-        for name in ("written", "aside", "dropped", "files", "aside_files"):
+        for name in ("written", "aside", "dropped", "files", "aside_files", "tasks", "write_s"):
             setattr(self, name, getattr(self, name) + other[name])
         self._count(other["numbers"])
 
@@ -228,6 +232,7 @@ class RowTask:
             yield from self._told(shape, made)
         if shape is not None:
             tally.files, tally.aside_files = files.close(), [] if aside is None else aside.close()
+            tally.write_s = files.seconds + (0.0 if aside is None else aside.seconds)
             yield _tally(shape, tally)
 
     def aside(self, quarantine: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -304,6 +309,8 @@ class Files:
     _writer: pq.ParquetWriter | None = None
     _output: Path | BinaryIO | None = None
     _waiting: list[pa.Table] = field(default_factory=list)
+    seconds: float = field(default=0.0, init=False)
+    """The time that encoding and writing have taken."""
 
     def add(self, partition: str, rows: pa.Table) -> None:
         """Write rows of a partition; rows of another one begin a new file."""
@@ -323,7 +330,7 @@ class Files:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        rows = pa.concat_tables(self._waiting)
+        began, rows = time.monotonic(), pa.concat_tables(self._waiting)
         if self._writer is None:
             path = self.folder / (self._at or "") / f"part-{len(self._written):05d}-{uuid.uuid4().hex}.snappy.parquet"
             # As in `column_bounds.writer_properties`: statistics of floats would hide NaN, and of nested ones too.
@@ -333,14 +340,17 @@ class Files:
             self._written.append(path_below(path, self.table))
         self._writer.write_table(rows)
         self._waiting.clear()
+        self.seconds += time.monotonic() - began
 
     def _end_file(self) -> None:
         self._flush()
+        began = time.monotonic()
         if self._writer is not None:
             self._writer.close()
             if not isinstance(self._output, Path | None):
                 self._output.close()
             self._writer = self._output = None
+        self.seconds += time.monotonic() - began
 
 
 def partitions_of(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

@@ -16,6 +16,7 @@ pass and written out before the primary table commits. All six write the same le
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -171,8 +172,10 @@ class Preparation:
                 if aside is None
                 else _append_of(self.quarantine, tally.aside_files, tally.aside)
             )
+        began = time.monotonic()
         made = _append_of(self.sink, tally.files, tally.written)
         made.rejected, made.before, made.outcome = self._returned(rest), before, outcome
+        made.write_s = tally.write_s / max(tally.tasks, 1) + time.monotonic() - began
         return made
 
     def by_spark(self, rows: DataFrame) -> SparkAppend | ParquetMerge:
@@ -272,7 +275,7 @@ def _remove_leftovers(sink: DeltaSink, folder: Location, prefix: str) -> None:
 
 def _tallied(told: pa.Table) -> tuple[TaskTally, Divided]:
     """The sum of what the tasks have counted, and the rows that they yielded besides those to be written."""
-    tally = TaskTally()
+    tally = TaskTally(tasks=0)
     for task in told.filter(pc.equal(told[KIND_COLUMN], TALLY))[TALLY_COLUMN].to_pylist():
         tally.plus(json.loads(task))
 

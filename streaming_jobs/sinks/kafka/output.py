@@ -54,7 +54,9 @@ class TopicWrite(PendingWrite):
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Write the records once; the position's number, or None if the batch was there already."""
-        return entry.txn.version if self.writer.write(entry, self.records) else None
+        with self.writing():
+            wrote = self.writer.write(entry, self.records)
+        return entry.txn.version if wrote else None
 
     def close(self) -> None:
         """Remove the files that the executors have written."""

@@ -184,7 +184,8 @@ class ShardedWrite(PendingWrite):
 
     def commit(self, entry: LedgerEntry) -> int | None:
         """Write every shard once; the position's number, or None if the batch was there already."""
-        wrote = self.writer.write_shards(entry, self.task, self.frame, self.counts)
+        with self.writing():
+            wrote = self.writer.write_shards(entry, self.task, self.frame, self.counts)
         return entry.txn.version if wrote else None
 
     def close(self) -> None:

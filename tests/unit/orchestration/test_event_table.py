@@ -12,6 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from orchestration.event_table import KINDS, TABLE, rows, synchronise
+from orchestration.quality.told_alerts import note_alerts
+from orchestration.quality.transitions import Alerts, ObservedCheck
 from quality import history
 from quality.validation import CheckOutcome
 from reprocessing.timeline.marks import KINDS as MARKS
@@ -106,6 +108,41 @@ def test_a_slice_is_an_event(home: Settings) -> None:
     synchronise(home, [STREAM])
     (event,) = rows(home, since=ALWAYS)
     assert (event.kind, event.what) == ("slice", "rebuilt") and "version 7" in event.text
+
+
+def test_an_alert_is_an_event_once_although_a_tick_that_was_killed_tells_of_it_again(home: Settings) -> None:
+    red = [ObservedCheck("health", "orders", 7, "failed", "orders is dead", NOW - 86_400 * 9, stream=STREAM)]
+    alerts = Alerts()
+    for _ in range(2):  # the cursor of the first one is lost
+        _, found = alerts.look(red, {}, NOW)
+        note_alerts(home, found)
+    alerts, _ = alerts.look(red, {}, NOW)
+    lay_sessions(home, (NOW, "failed"))
+    assert [synchronise(home, [STREAM]) for _ in range(2)] == [2, 0], "however old the outcome of the check is"
+    (alert,) = (event for event in rows(home, since=ALWAYS) if event.kind == "alert")
+    assert (alert.stream, alert.table, alert.what) == (STREAM, "orders", "health failed")
+    assert alert.text == "orders: check health is red: orders is dead"
+    _, found = alerts.look([replace(red[0], id=8, state="passed", text="orders is running")], {}, NOW)
+    note_alerts(home, found)
+    assert synchronise(home, [STREAM]) == 1
+
+
+def test_two_runs_that_failed_between_two_ticks_are_two_events(home: Settings) -> None:
+    (red,) = Alerts().look([ObservedCheck("run", "job nightly", 1, "failed", "", NOW)], {}, NOW)[1]
+    note_alerts(home, [replace(red, id="one:on_failure"), replace(red, id="two:on_failure")])
+    assert synchronise(home, []) == 2
+
+
+def test_a_file_of_alerts_that_cannot_be_written_or_read_stops_nothing(home: Settings) -> None:
+    _, found = Alerts().look([ObservedCheck("health", "orders", 7, "failed", "dead", NOW)], {}, NOW)
+    file = home.state_folder / "alerts.jsonl"
+    file.mkdir(parents=True)
+    note_alerts(home, found)
+    file.rmdir()
+    file.write_text('{"at": "x"}\n{"id": 1}\n{')
+    assert synchronise(home, []) == 0
+    note_alerts(home, found)
+    assert synchronise(home, []) == 1
 
 
 def test_anybody_can_query_it(home: Settings) -> None:

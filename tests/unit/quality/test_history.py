@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
 from quality import history
-from quality.history import SuiteHistory
+from quality.history import SuiteHistory, newest_before
 from quality.validation import CheckOutcome, Validation
 from streaming_jobs.platform.append_table import UPKEEP_EVERY, AppendTable
 from streaming_jobs.settings import Settings
@@ -114,6 +115,29 @@ def test_a_check_reads_only_the_columns_and_the_outcomes_that_it_asks_for(
     assert [each.number for each in past.newest("amount_between", 2)] == [2.0, 1.0]
     assert [each.number for each in past.passed("amount_between", 9)] == [1.0, 0.0]
     assert read == [["number", "observed", "started_at"]] * 2
+
+
+def test_the_outcome_before_a_time_is_looked_for_in_older_files_only_if_an_expectation_has_no_recent_one(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    for name, days, suite in (("a", 90, "orders_rows"), ("b", 60, "rare"), ("c", 3, "orders_rows"), ("d", 0, "rare")):
+        history.record(home, validation(name, at=(now - timedelta(days=days)).timestamp(), suite=suite))
+    rows: list[int] = []
+    real = AppendTable.read
+
+    def noted(table: AppendTable, *given: Any) -> Any:
+        rows.append((found := real(table, *given)).num_rows)
+        return found
+
+    monkeypatch.setattr(AppendTable, "read", noted)
+    of_orders, of_rare = ((suite, "id_not_null") for suite in ("orders_rows", "rare"))
+    before = newest_before(home, now - timedelta(days=1), {of_orders})
+    assert before[of_orders].validation == "c" and rows == [2, 2]
+    before = newest_before(home, now - timedelta(days=1), {of_orders, of_rare})
+    assert (before[of_orders].validation, before[of_rare].validation) == ("c", "b")
+    assert rows == [2, 2, 2, 6, 4]
+    assert newest_before(home, now - timedelta(days=91), {of_orders}) == {}
 
 
 def test_nobody_else_can_read_it(home: Settings) -> None:

@@ -155,7 +155,8 @@ class Stream:
         now = time.time()
         fresh = Status(
             **{
-                **{f: getattr(STATUS, f) for f in ("state", "generation", "batch", "totals", "phase_s")},
+                **{f: getattr(STATUS, f) for f in ("state", "generation", "batch", "batch_ms", "totals", "phase_s")},
+                **{f: getattr(STATUS, f) for f in ("watermark", "state_rows", "state_mb")},
                 "stream": self.name, "pid": os.getpid(), "heartbeat": now, "started_at": STATUS.started_at,
                 "committed_at": now, "lag_at": now, "lag_records": 10, "lag_s": 1.0, "read_up_to": now - 1,
                 "lag_partitions": {"in": {"0": 10}}, "tables": {f"{self.name}_table": TableAge(now - 9, now, 300.0)},
@@ -213,6 +214,7 @@ def test_a_real_prometheus_sees_a_dead_driver_a_late_stream_a_hung_transaction_a
                 "one alert for each cause",
                 60,
             )
+            assert seen.without_data(monitoring.dashboard()) == {}, "every query of the dashboard has data now"
             dead.live()
             late.changes = hung.changes = stale.changes = {}
             wait_for(lambda: shows({}), "every alert to resolve", 60)

@@ -19,6 +19,7 @@ import dagster as dg
 import pytest
 import structlog
 
+from orchestration.event_table import synchronise
 from orchestration.quality import alerts
 from orchestration.quality.alerts import (
     LONGEST_TICK,
@@ -123,6 +124,7 @@ def test_red_and_green_again_are_told_once_each_to_log_webhook_and_mail(instance
     ]
     assert SECRET not in str(logged)
     assert SECRET not in ticks.cursor
+    assert synchronise(home(instance), []) == 2, "both are in the table of events"
 
 
 def test_a_receiver_that_is_down_gets_each_change_later_and_the_other_one_gets_none_twice(

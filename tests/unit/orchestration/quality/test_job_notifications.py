@@ -12,9 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from orchestration.bundle.job import Job, Notification, Task
+from orchestration.event_table import synchronise
 from orchestration.quality import job_notifications
 from orchestration.quality.alerts import DeliveryFailure
 from orchestration.quality.job_notifications import JobNotifications, Told, job_sensors, send
+from orchestration.quality.services import named
 from orchestration.quality.transitions import Transition
 from orchestration.sessions.ownership import LOCATION_TAG, location_id
 from streaming_jobs.settings import Settings
@@ -90,6 +92,7 @@ def test_a_failed_run_is_told_once_to_all_receivers_of_its_job(ticks: Ticks) -> 
     assert sorted(ticks.sent) == [(MAIL, failed), ("webhook", began), ("webhook", failed)]
     assert ticks.tick() == "nothing to tell"
     assert len(ticks.sent) == 3
+    assert synchronise(ticks.settings, []) == 2, "both are in the table of events"
 
 
 def test_what_the_job_does_not_ask_for_is_not_told(ticks: Ticks) -> None:
@@ -145,3 +148,34 @@ def test_a_busy_job_does_not_make_a_quiet_one_be_told_again(ticks: Ticks, monkey
     ticks.told, words = notifications.look(ticks.instance, ticks.told, time.time(), time.monotonic() + 60)
     assert words == "nothing to tell" and len(ticks.sent) == before
     assert len(ticks.told.events["busy"]) == 4 and len(ticks.told.events["orders"]) == 2
+
+
+def services(ticks: Ticks, *urls: str) -> list[str]:
+    """Let the settings name these services; their names."""
+    quality = ticks.settings.quality.model_copy(update={"services": [SecretStr(url) for url in urls]})
+    ticks.settings = ticks.settings.model_copy(update={"quality": quality})
+    return list(named(quality.services))
+
+
+def test_a_service_with_a_new_token_gets_what_waited_for_the_old_one(ticks: Ticks) -> None:
+    (old,) = services(ticks, "slack://A/B/old")
+    run, ticks.down = ticks.run(dg.DagsterRunStatus.FAILURE), old
+    ticks.tick()
+    (new,) = services(ticks, "slack://A/B/new")
+    ticks.tick()
+    assert [headline for receiver, headline in ticks.sent if receiver == new] == [
+        f"job [dev] orders: run {run} began",
+        f"job [dev] orders: run {run} failed",
+    ]
+    assert ticks.told.receivers.keys() == {new}
+
+
+def test_what_waits_for_a_service_that_is_gone_is_not_sent_to_one_that_had_it(ticks: Ticks) -> None:
+    well, down = services(ticks, "slack://A/B/well", "slack://A/B/down")
+    ticks.run(dg.DagsterRunStatus.FAILURE)
+    ticks.down = down
+    ticks.tick()
+    before = list(ticks.sent)
+    services(ticks, "slack://A/B/well")
+    assert ticks.tick() == "nothing to tell" and ticks.sent == before
+    assert ticks.told.receivers.keys() == {well}

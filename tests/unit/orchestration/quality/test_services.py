@@ -243,5 +243,13 @@ def test_notifications_of_jobs_reach_services_too(tmp_path: Path, service: Webho
     (name,) = services.named(home.quality.services)
     failure: DeliveryFailure | None = send(home, name, [replace(change(1), title="job nightly: run 1 failed")])
     assert failure is None and service.bodies[0]["title"].startswith("job nightly: run 1 failed")
-    gone = send(settings(tmp_path), name, [change(1)])
-    assert gone is not None and gone.refused, "it is dropped, and not sent to an address of that name"
+
+
+def test_the_name_of_a_service_has_nothing_of_a_password_and_outlives_it() -> None:
+    def name(url: str) -> str:
+        return next(iter(services.named([SecretStr(url)])))
+
+    mail = "mailtos://ops:{}@smtp.example.com:587?to=a@x.org"
+    assert name(mail.format("one")) == name(mail.format("p@ss:2")) != name("mailtos://dev:one@smtp.example.com:587")
+    assert name("mailtos://example.com?user=ops&pass=one&to=a") == name("mailtos://example.com?user=ops&pass=2&to=a")
+    assert name("slack://A/B/one/#x") != name("slack://A/B/two/#x"), "of such a service the token is the address"

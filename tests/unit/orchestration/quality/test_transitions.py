@@ -18,6 +18,7 @@ from orchestration.quality.transitions import (
     State,
     Timing,
     by_stream,
+    handed_over,
 )
 
 NOW = 1_000_000.0
@@ -90,18 +91,18 @@ def test_what_waits_for_a_service_whose_token_was_replaced_is_that_of_the_new_on
 ) -> None:
     (change,) = Alerts().look([seen("failed")], BOTH, NOW)[1]
     waiting = Receiver((change,)).refused(NOW)
-    alerts, gone = Alerts({}, dict.fromkeys(before, waiting)).handed_over(names)
-    assert {name: len(each.waiting) for name, each in alerts.receivers.items()} == kept
+    queues, gone = handed_over(dict.fromkeys(before, waiting), names)
+    assert {name: len(each.waiting) for name, each in queues.items()} == kept
     assert {name: len(each.waiting) for name, each in gone.items()} == lost
-    after, _ = alerts.look([], dict.fromkeys(names, "warning"), NOW)  # type: ignore[arg-type]
+    after, _ = Alerts({}, queues).look([], dict.fromkeys(names, "warning"), NOW)  # type: ignore[arg-type]
     assert {name: len(each.waiting) for name, each in after.receivers.items() if each.waiting} == kept
 
 
 def test_a_new_token_is_tried_at_once_and_an_empty_queue_is_no_loss() -> None:
     (change,) = Alerts().look([seen("failed")], BOTH, NOW)[1]
-    alerts, _ = Alerts({}, {"slack 1": Receiver((change,)).refused(NOW)}).handed_over(["slack 2"])
-    assert alerts.receivers["slack 2"].is_due(NOW)
-    assert Alerts({}, {"slack 1": Receiver()}).handed_over([]) == (Alerts(), {})
+    queues, _ = handed_over({"slack 1": Receiver((change,)).refused(NOW)}, ["slack 2"])
+    assert queues["slack 2"].is_due(NOW)
+    assert handed_over({"slack 1": Receiver()}, []) == ({}, {})
 
 
 @pytest.mark.parametrize("text", [None, "", "no json", "[]", '{"known": 3}', '{"receivers": {"webhook": {}}}'])

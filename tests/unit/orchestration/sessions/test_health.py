@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import pytest
 from orchestration.bundle.job import Continuous, Rule
 from orchestration.sessions.decisions import RunSeen, missed, should_run
 from orchestration.sessions.health import (
+    FRESHNESS,
     HEALTH,
     NO_ALERT,
     HealthChecks,
     broken_rules,
+    freshness,
     left_behind,
     settling,
     verdict,
@@ -25,7 +28,9 @@ from orchestration.sessions.ownership import STOPPED_BY_TAG
 from orchestration.sessions.supervisor import SessionSpec
 from orchestration.sessions.verdicts import AGAIN_AFTER, OTHER_WORDS_AFTER, CheckVerdict, to_report
 from streaming_jobs.state.health import Health, Reason
-from streaming_jobs.state.status import Status
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status, TableAge, write_status
+from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
 
 pytestmark = pytest.mark.slow
@@ -222,3 +227,50 @@ def test_what_a_person_has_executed_is_told_again_because_it_would_not_count_for
     )
     instance.report_dagster_event(event, run_id="by-hand")
     assert [tell(instance, WELL), tell(instance, WELL)] == [1, 0]
+
+
+AGED = TableAge(NOW - 9999, NOW - 301, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "passed", "mark"),
+    [
+        (AGED, False, "stale"),
+        (replace(AGED, rows_at=NOW - 300), True, "fresh"),
+        (replace(AGED, rows_at=None), False, "stale"),
+        (replace(AGED, fresh_within_s=None), True, "no objective yet"),
+        (None, False, "never started"),
+    ],
+)
+def test_a_table_is_fresh_by_its_objective_alone(table: TableAge | None, passed: bool, mark: str) -> None:
+    status = Status("orders", state="failed", tables={} if table is None else {"orders": table})
+    found = freshness("orders", status, NOW)
+    assert (found.passed, found.mark) == (passed, mark)
+    if mark in ("fresh", "stale"):
+        assert found.figures["age_s"].value in (300.0, 301.0, 9999.0) and found.figures["objective_s"].value == 300.0
+        assert found.text == freshness("orders", status, NOW - 0.5).text, "a text that ages would be an event each time"
+
+
+def test_the_check_of_an_objective_is_there_beside_health_and_agrees_with_it(settings: SettingsFactory) -> None:
+    sinks = {"orders": SimpleNamespace(name="orders", fresh_within="5 minutes")}
+    sinks["lines"] = SimpleNamespace(name="lines", fresh_within=None)
+    home, now = settings(), time.time()
+    checks = HealthChecks([cast("Stream", SimpleNamespace(name="orders", sinks=sinks))], [], home)
+    status = Status("orders", "idle", os.getpid(), heartbeat=now, started_at=now - 9999, committed_at=now)
+    status.lag_at, status.lag_records = now, 0
+    keys = {(table, check) for table in ("orders", "lines") for check in ("health",)} | {("orders", FRESHNESS)}
+    lease = acquire(home, "orders", purpose="session")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for age, seen in ((200.0, (True, True)), (400.0, (False, False))):
+            write_status(home, replace(status, tables={"orders": TableAge(0.0, now - age, 300.0)}))
+            verdicts = checks.verdicts(instance, now)
+            assert {(key.asset_key.path[-1], key.name) for key in verdicts} == keys
+            of_orders = {key.name: one.passed for key, one in verdicts.items() if key.asset_key.path[-1] == "orders"}
+            assert (of_orders[HEALTH], of_orders[FRESHNESS]) == seen
+    lease.release()
+    (step,) = cast("Any", checks.definitions()).asset_checks
+    assert (
+        {(key.asset_key.path[-1], key.name) for key in step.check_keys}
+        == keys
+        == {(key.asset_key.path[-1], key.name) for key in checks.keys}
+    )

@@ -16,10 +16,11 @@ from streaming_jobs.errors import CommitRefused, OffsetsLost, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.runtime import crash_points
-from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder
+from streaming_jobs.runtime.batch_hooks import Pause, StopAtBorder, phases
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.store import ensure_sink
+from streaming_jobs.sources.read_times import BatchReadTimes, ReadTimes
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 from tests.support.batch_driver import STATE, Driver, Frame, Start, commits_of, newest_entry, numbers
@@ -421,3 +422,23 @@ def test_the_plan_of_a_stream_of_topics_only_runs_even_if_they_have_the_batch(
     driver.run(0)
     assert ("write noop" in driver.log) == has
     assert (f"stage {NAME}" in driver.log) != has
+
+
+def test_the_phases_of_a_batch_add_up_to_its_time_and_writing_counts_in_whatever_step_it_happens(start: Start) -> None:
+    driver = start()
+    driver.times = BatchReadTimes(ReadTimes(5.0, 3.0), ReadTimes())
+    driver.run(0)
+    (report,) = driver.reports
+    phase_s = report.phase_s
+    assert (phase_s["read"], phase_s["decode"], report.read_in_plan_s) == (5.0, 3.0, 8.0), "before the batch"
+    inside = {phase: phase_s[phase] for phase in ("function", "write", "commit")}
+    assert min(inside.values()) > 0 and sum(inside.values()) * 1000 <= report.milliseconds + 1
+    assert not driver.pipeline._writes, "the rows of a batch are not held until the next one"
+
+
+def test_what_tasks_did_at_the_same_time_is_never_longer_than_the_stage() -> None:
+    tasks = BatchReadTimes(ReadTimes(), ReadTimes(3.0, 1.0))
+    seen = phases(tasks, computed=4.0, staged=4.0, committed=2.0, written=4.5)
+    assert seen == {"read": 1.5, "decode": 0.5, "function": 0.0, "write": 2.5, "commit": 1.5}
+    seen = phases(tasks, computed=6.0, staged=1.0, committed=2.0, written=1.0)
+    assert seen == {"read": 3.0, "decode": 1.0, "function": 1.0, "write": 1.0, "commit": 2.0}

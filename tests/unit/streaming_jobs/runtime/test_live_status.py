@@ -9,7 +9,7 @@ from typing import Any
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.lag import Ends
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.state.status import TableAge, first_status, write_status
+from streaming_jobs.state.status import PHASES, Status, TableAge, first_status, read_status, write_status
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, ended, pipeline_of, progress, queries_of, query_of, reported
 from tests.support.worlds import STREAM, TOPIC, Disk, entry
@@ -87,13 +87,14 @@ def test_phases_and_the_ages_of_tables_follow_the_batches_and_outlive_the_sessio
     assert {name: age.rows_at for name, age in running.status.tables.items()} == {"evens": None, "odds": None}
     running.status.tables["evens"] = replace(running.status.tables["evens"], fresh_within_s=300.0)
     clock.now += 50
-    phases = {"compute": 0.5, "commit": 0.25}
+    phases = {"read": 0.125, "function": 0.5, "commit": 0.25}
     running.batch_done(replace(reported(0), phase_s=phases))
-    running.batch_done(replace(reported(1), phase_s=phases))
+    running.batch_done(replace(reported(1), phase_s=phases, read_in_plan_s=0.1))
     query_of(running).reports = [progress(1, durationMs={"triggerExecution": 1500, "addBatch": 900})]
     running.refresh_status()
     status = running.status
-    assert (status.batches, status.phase_s) == (2, {"plan": 0.6, "compute": 1.0, "commit": 0.5})
+    of_two = {"plan": 0.5, "read": 0.25, "decode": 0.0, "function": 1.0, "write": 0.0, "commit": 0.5}
+    assert (status.batches, status.phase_s) == (2, of_two), "reading that Spark counts as planning counts once"
     assert status.tables["evens"] == TableAge(began, clock.now, 300.0)
     assert status.tables["odds"].rows_at is None, "these batches have no rows for it"
     write_status(home, status)
@@ -209,3 +210,13 @@ def test_after_the_clock_was_set_back_ages_are_counted_from_then_on(make: Make, 
     clock.now += 400
     running.beat()
     assert status.heartbeat - status.started_at == 400, "a stream that hangs since is found"
+
+
+def test_phases_of_an_earlier_version_are_read_and_the_next_session_begins_with_those_of_now(
+    settings: SettingsFactory,
+) -> None:
+    home, before = settings(), {"plan": 1.0, "compute": 2.0, "commit": 3.0}
+    write_status(home, Status(STREAM, phase_s=before))
+    seen = read_status(home, STREAM)
+    assert seen is not None and seen.phase_s == before
+    assert first_status(home, STREAM).phase_s == dict.fromkeys(PHASES, 0.0)

@@ -23,6 +23,7 @@ from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Source, SourceCounts, TopicReader
 from streaming_jobs.sources.kafka import TopicReading
 from streaming_jobs.sources.planner import BatchLimits
+from streaming_jobs.sources.read_times import NO_TIMES, BatchReadTimes
 from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import KafkaTopic
 from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
@@ -83,6 +84,9 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
 
         def dropped_behind(self) -> int | None:
             return None
+
+        def read_times(self) -> BatchReadTimes:
+            return NO_TIMES
 
     letters = MemoryTable(DEAD_LETTERS)
     pipeline = BatchPipeline(

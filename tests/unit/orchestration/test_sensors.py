@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration import topic_sensor as sensor
+from orchestration import sensors as sensor
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.settings import Settings
@@ -27,7 +27,7 @@ def tick(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, figures: TopicFigures, cursor: str | None = None
 ) -> dg.SensorResult:
     monkeypatch.setattr(sensor, "_look", lambda *_: {TOPIC: figures})
-    (made,) = sensor.definitions(Topology({"parity": parity, "plain": plain}), settings).sensors or ()
+    made, _ = sensor.definitions(Topology({"parity": parity, "plain": plain}), settings).sensors or ()
     assert isinstance(made, dg.SensorDefinition)
     result = made(dg.build_sensor_context(cursor=cursor))
     assert isinstance(result, dg.SensorResult)
@@ -90,7 +90,7 @@ def test_without_a_broker_the_cursor_stays(settings: Settings, monkeypatch: pyte
         raise BrokerUnreachable("no answer from broker:9092", "start it")
 
     monkeypatch.setattr(sensor, "_look", unreachable)
-    (made,) = sensor.definitions(Topology({"parity": parity}), settings).sensors or ()
+    made, _ = sensor.definitions(Topology({"parity": parity}), settings).sensors or ()
     assert isinstance(made, dg.SensorDefinition)
     result = made(dg.build_sensor_context(cursor=first.cursor))
     assert isinstance(result, dg.SensorResult)

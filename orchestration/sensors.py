@@ -1,23 +1,26 @@
-"""Figures of topics as events of their assets in Dagster, each minute; the only sensor that asks the broker.
+"""Sensors of a home as a whole: the figures of its topics, the table of events, and OpenLineage.
 
-The event is a materialisation if records arrived or were read since the last tick: an asset's overview shows the
-figures of the newest materialisation and nothing else; otherwise an observation. Topics are external assets, whose
-events make no table stale.
+Topics are looked at each minute, by the only sensor that asks the broker. Their event is a materialisation if records
+arrived or were read since the last tick: an asset's overview shows the figures of the newest materialisation and
+nothing else; otherwise an observation. Topics are external assets, whose events make no table stale.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from orchestration.event_table import TABLE, synchronise
 from orchestration.sessions.names import named, topic_key
 from orchestration.sessions.reporting import shown
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError
+from streaming_jobs.platform.extras import require
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -28,10 +31,53 @@ PATIENCE = timedelta(seconds=5)
 """Time that one request to the broker may take."""
 AT_LEAST_EVERY = 900.0
 """Seconds after which a topic without new records is reported again."""
+EVENTS_EVERY = 300
+"""Seconds between two looks at the files of all streams."""
 
 
 def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
-    """The sensor: end offsets, records per second, partitions, retention, and the lag of the streams that read."""
+    """The sensors; that of OpenLineage if the settings name a receiver."""
+    sensors = [_topics(topology, settings), _events(topology, settings)]
+    return dg.Definitions(sensors=[*sensors, _lineage(topology, settings)] if settings.lineage.url else sensors)
+
+
+def _events(topology: Topology, settings: Settings) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=named(settings.dagster, "event_table"),
+        minimum_interval_seconds=EVENTS_EVERY,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Appends sessions, failures, deploys, recoveries, slices, changed checks and alerts to the table "
+        f"{TABLE}.",
+    )
+    def tick() -> dg.SkipReason:
+        return dg.SkipReason(f"{synchronise(settings, topology.streams)} new events")
+
+    return tick
+
+
+def _lineage(topology: Topology, settings: Settings) -> dg.SensorDefinition:
+    require("lineage", "the setting lineage.url")
+
+    @dg.sensor(
+        name=named(settings.dagster, "lineage"),
+        minimum_interval_seconds=max(int(settings.lineage.every.total_seconds()), 15),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Sends OpenLineage events of sessions and batches; what a receiver did not take is sent again.",
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        from orchestration.lineage import Position, client, send
+
+        taken = {name: Position(**at) for name, at in json.loads(context.cursor or "{}").items()}
+        sent = send(settings, topology.streams.values(), taken, client(settings).emit)
+        words = f"{sent.events} events sent, {sent.refused} refused{f'; {sent.ended}' if sent.ended else ''}"
+        cursor = json.dumps({name: asdict(at) for name, at in taken.items()})
+        return dg.SensorResult(skip_reason=words, cursor=cursor)
+
+    return tick
+
+
+def _topics(topology: Topology, settings: Settings) -> dg.SensorDefinition:
+    """End offsets, records per second, partitions, retention, and the lag of the streams that read."""
 
     @dg.sensor(
         name=named(settings.dagster, "topics"),
@@ -60,7 +106,7 @@ def definitions(topology: Topology, settings: Settings) -> dg.Definitions:
         skipped = None if events else dg.SkipReason("no topic has new records")
         return dg.SensorResult(asset_events=events, cursor=json.dumps(cursor), skip_reason=skipped)
 
-    return dg.Definitions(sensors=[tick])
+    return tick
 
 
 def has_changed(seen: Mapping[str, Any] | None, now: TopicFigures, lag: Mapping[str, int]) -> bool:
