@@ -8,7 +8,7 @@
 # make lock    a maintainer's: resolve the packages anew
 # make clean   remove .venv and caches; the home folder .recourse stays
 #
-# Needs Python 3.11 or 3.12 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
+# Needs Python 3.11, 3.12 or 3.13 and make. Another interpreter: make setup PYTHON=/path/to/python3.13
 # Java is one of the packages; JAVA_HOME, if it is set, names another one (17, 21 or 25).
 
 .DEFAULT_GOAL := setup
@@ -17,11 +17,11 @@
 BIN := .venv/bin
 STAMP := .venv/.set-up
 UV := $(BIN)/uv --quiet pip install --python $(BIN)/python --compile-bytecode
-RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 MINOR := import sys; print("%d.%d" % sys.version_info[:2])
 
 # The first of these that runs and is of a right version; empty if there is none.
-PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	if $$name -c '$(RIGHT_PYTHON)' 2>/dev/null; then command -v $$name; break; fi; done)
 
 setup: $(STAMP)
@@ -74,8 +74,8 @@ endif
 
 $(STAMP): pyproject.toml requirements.lock requirements-dev.lock
 	@python='$(PYTHON)'; fail() { echo "$$1" >&2; exit 1; }; \
-	test -n "$$python" || fail 'No Python 3.11 or 3.12 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
-	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11 or 3.12. Name another: make setup PYTHON=/path/to/python3.11"; \
+	test -n "$$python" || fail 'No Python 3.11, 3.12 or 3.13 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
+	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11, 3.12 or 3.13. Name another: make setup PYTHON=/path/to/python3.11"; \
 	"$$python" -c 'import venv, ensurepip' || fail "$$python lacks the module venv or ensurepip (Debian: apt install python3-venv)."; \
 	test "$$($(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null)" = '$(CURDIR)' || { \
 		echo "making .venv with $$python"; rm -rf .venv; \
