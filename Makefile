@@ -48,7 +48,7 @@ tests: setup
 	@$(EACH); $(TESTS); $(VERDICT)
 
 test-unit: setup
-	@$(EACH); each unit $(BIN)/pytest -m "unit and not slow and not long" --numprocesses auto; $(VERDICT)
+	@$(EACH); each unit $(BIN)/pytest tests/unit -m "not slow and not long" --numprocesses auto; $(VERDICT)
 
 # A red kind does not hide those after it: each runs, and the last line names what was red.
 EACH := red=; each() { name=$$1; shift; echo "$$*"; "$$@" || red="$$red $$name"; }
@@ -57,12 +57,13 @@ VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
 CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
 	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
-# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
-# Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
-UNIT := each unit $(BIN)/pytest -m "unit and not long" --numprocesses auto
-TESTS := $(UNIT); each spark $(BIN)/pytest -m spark --numprocesses 2; \
-	each broker $(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile; \
-	each dagster $(BIN)/pytest -m "dagster and not long"
+# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, the others
+# two; with the broker and Dagster, a file's tests stay in one process. A kind is named by its folder: by its mark, each
+# process would import the tests of all kinds first, which takes 20 s.
+TESTS := each unit $(BIN)/pytest tests/unit -m "not long" --numprocesses auto; \
+	each spark $(BIN)/pytest tests/spark --numprocesses 2; \
+	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 2 --dist loadfile; \
+	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 2 --dist loadfile
 
 long: setup
 	$(BIN)/pytest -m long

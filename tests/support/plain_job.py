@@ -1,9 +1,8 @@
 """A streaming job as people write it with PySpark alone, from Kafka to a Delta table; it imports nothing of Recourse.
 
-`python tests/support/plain_job.py '<json>'` runs a list of jobs in one session, one query after the other, each until it
-has read all that its topic has. A job has `kind`, `bootstrap`, `topic`, `checkpoint`, `table`, `jars`, and may have
-`starting`, `per_batch`, `kill_after`. Jobs with `kill_after` run at once: when each has committed that batch to its
-table, JVM and process are killed. Two kinds have no query: `sql` (statements), and `send` (`ids` to a topic).
+`python tests/support/plain_job.py '<json>'` runs one query until it has read all that its topic has, then ends. The
+JSON has `kind`, `bootstrap`, `topic`, `checkpoint`, `table`, `jars`, and may have `starting`, `per_batch`, `kill_after`
+(the batch after whose commit to the table JVM and process are killed), `sql` (statements before the query).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
 
 
 def session(jars: list[str]) -> SparkSession:
@@ -77,48 +75,49 @@ WRITERS = {"merge": merge, "append": append, "append-once": append_once}
 
 
 def send(spark: SparkSession, job: dict[str, Any]) -> None:
-    """Records `ids[0]` to `ids[1] - 1`, each into the partition of its parity."""
-    numbers = spark.range(*job["ids"]).selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
-    to_kafka = numbers.coalesce(1).sortWithinPartitions("value").write.format("kafka")
-    to_kafka.option("kafka.bootstrap.servers", job["bootstrap"]).option("topic", job["topic"]).save()
+    """Send the ids from `ids[0]` to `ids[1] - 1`, each into the partition of its parity."""
+    numbers = spark.range(*job["ids"], numPartitions=1)
+    records = numbers.selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
+    records.write.format("kafka").options(**{"kafka.bootstrap.servers": job["bootstrap"], "topic": job["topic"]}).save()
 
 
-def start(spark: SparkSession, job: dict[str, Any], killed: threading.Barrier) -> StreamingQuery:
-    """Start the query; it reads to the topic's end, or kills this process together with the others that do so."""
+def run(spark: SparkSession, job: dict[str, Any], written_by_all: threading.Barrier) -> None:
+    """Run the query until the topic's end.
+
+    Queries with `kill_after` run at once: when each has written that batch to its table, and none has committed it to
+    its checkpoint, JVM and process are killed.
+    """
+    for statement in job.get("sql", ()):
+        spark.sql(statement)
+    if job["kind"] == "sql":
+        return
     written = records(spark, job).writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
     if job["kind"] == "sink":
-        return written.format("delta").start(job["table"])
-    writer = WRITERS[job["kind"]]
+        query = written.format("delta").start(job["table"])
+    else:
+        writer = WRITERS[job["kind"]]
 
-    def write(batch: DataFrame, number: int) -> None:
-        writer(batch, number, job)
-        if job.get("kill_after") == number:
-            killed.wait(120)
-            os.kill(int(spark._jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)  # type: ignore[union-attr]
-            os.kill(os.getpid(), signal.SIGKILL)
+        def write(batch: DataFrame, number: int) -> None:
+            writer(batch, number, job)
+            if job.get("kill_after") == number:
+                written_by_all.wait(120)
+                os.kill(int(spark._jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)  # type: ignore[union-attr]
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    return written.foreachBatch(write).start()
-
-
-def run(spark: SparkSession, jobs: list[dict[str, Any]]) -> None:
-    """Run the jobs in their order; returns unless one of them is to be killed."""
-    killed = threading.Barrier(sum("kill_after" in job for job in jobs) or 1)
-    for job in jobs:
-        if job["kind"] == "send":
-            send(spark, job)
-        elif job["kind"] == "sql":
-            for statement in job["sql"]:
-                spark.sql(statement)
-        else:
-            query = start(spark, job, killed)
-            if "kill_after" not in job:
-                query.awaitTermination()
-    for query in spark.streams.active:
+        query = written.foreachBatch(write).start()
+    if "kill_after" not in job:
         query.awaitTermination()
 
 
 if __name__ == "__main__":
-    wanted = json.loads(sys.argv[1])
-    spark = session(wanted[0]["jars"])
-    run(spark, wanted)
+    jobs = json.loads(sys.argv[1])
+    spark = session(jobs[0]["jars"])
+    killed = threading.Barrier(sum("kill_after" in job for job in jobs) or 1)
+    for each in jobs:
+        if each["kind"] == "send":
+            send(spark, each)
+        else:
+            run(spark, each, killed)
+    for query in spark.streams.active:
+        query.awaitTermination()
     spark.stop()
