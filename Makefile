@@ -8,7 +8,7 @@
 # make lock    a maintainer's: resolve the packages anew
 # make clean   remove .venv and caches; the home folder .recourse stays
 #
-# Needs Python 3.11 or 3.12 and make. Another interpreter: make setup PYTHON=/path/to/python3.12
+# Needs Python 3.11, 3.12 or 3.13 and make. Another interpreter: make setup PYTHON=/path/to/python3.13
 # Java is one of the packages; JAVA_HOME, if it is set, names another one (17, 21 or 25).
 
 .DEFAULT_GOAL := setup
@@ -17,11 +17,11 @@
 BIN := .venv/bin
 STAMP := .venv/.set-up
 UV := $(BIN)/uv --quiet pip install --python $(BIN)/python --compile-bytecode
-RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+RIGHT_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 MINOR := import sys; print("%d.%d" % sys.version_info[:2])
 
 # The first of these that runs and is of a right version; empty if there is none.
-PYTHON ?= $(shell for name in python3.11 python3.12 python3 python; do \
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	if $$name -c '$(RIGHT_PYTHON)' 2>/dev/null; then command -v $$name; break; fi; done)
 
 setup: $(STAMP)
@@ -48,7 +48,7 @@ tests: setup
 	@$(EACH); $(TESTS); $(VERDICT)
 
 test-unit: setup
-	@$(EACH); each unit $(BIN)/pytest -m "unit and not slow and not long" --numprocesses auto; $(VERDICT)
+	@$(EACH); each unit $(BIN)/pytest tests/unit -m "not slow and not long" --numprocesses auto; $(VERDICT)
 
 # A red kind does not hide those after it: each runs, and the last line names what was red.
 EACH := red=; each() { name=$$1; shift; echo "$$*"; "$$@" || red="$$red $$name"; }
@@ -57,12 +57,13 @@ VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
 CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
 	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
-# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, those of
-# Spark and of the broker two sessions, a file's tests in the same one; Dagster's run alone.
-UNIT := each unit $(BIN)/pytest -m "unit and not long" --numprocesses auto
-TESTS := $(UNIT); each spark $(BIN)/pytest -m spark --numprocesses 2; \
-	each broker $(BIN)/pytest -m "broker and not long" --numprocesses 2 --dist loadfile; \
-	each dagster $(BIN)/pytest -m "dagster and not long"
+# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, the others
+# two; with the broker and Dagster, a file's tests stay in one process. A kind is named by its folder: by its mark, each
+# process would import the tests of all kinds first, which takes 20 s.
+TESTS := each unit $(BIN)/pytest tests/unit -m "not long" --numprocesses auto; \
+	each spark $(BIN)/pytest tests/spark --numprocesses 2; \
+	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 2 --dist loadfile; \
+	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 2 --dist loadfile
 
 long: setup
 	$(BIN)/pytest -m long
@@ -74,8 +75,8 @@ endif
 
 $(STAMP): pyproject.toml requirements.lock requirements-dev.lock
 	@python='$(PYTHON)'; fail() { echo "$$1" >&2; exit 1; }; \
-	test -n "$$python" || fail 'No Python 3.11 or 3.12 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
-	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11 or 3.12. Name another: make setup PYTHON=/path/to/python3.11"; \
+	test -n "$$python" || fail 'No Python 3.11, 3.12 or 3.13 was found. Install one, or name it: make setup PYTHON=/path/to/python3.11'; \
+	"$$python" -c '$(RIGHT_PYTHON)' || fail "$$python is not Python 3.11, 3.12 or 3.13. Name another: make setup PYTHON=/path/to/python3.11"; \
 	"$$python" -c 'import venv, ensurepip' || fail "$$python lacks the module venv or ensurepip (Debian: apt install python3-venv)."; \
 	test "$$($(BIN)/python -c 'print(open(".venv/.place").read())' 2>/dev/null)" = '$(CURDIR)' || { \
 		echo "making .venv with $$python"; rm -rf .venv; \

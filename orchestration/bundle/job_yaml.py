@@ -193,6 +193,8 @@ def _included(tree: YamlMap, head: Head, path: Path, problems: list[Problem]) ->
     at_file = Position(path, 0)
     for pattern in head.include:
         try:
+            if any("**" in step and step != "**" for step in pattern.split("/")):  # which pathlib refuses up to 3.12
+                raise ValueError("'**' can only be an entire path component")
             matches = sorted(p for p in path.parent.glob(pattern) if p.is_file())
         except Exception as error:  # noqa: BLE001  (pathlib raises many kinds)
             problem = f"include: '{pattern}' cannot be used: {error}"

@@ -37,7 +37,7 @@ from streaming_jobs.table_sources.table_archive import TableArchive
 from streaming_jobs.text import commands
 
 DISTRIBUTION = "recourse-streams"
-PYTHONS = ((3, 11), (3, 12))
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 _ROOM_MB = 2_000
 _JAR_ROOM_MB = 200
 _ASK = timedelta(seconds=5)
@@ -125,7 +125,7 @@ def check_python() -> DoctorCheck:
     running_version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     if sys.version_info[:2] in PYTHONS:
         return DoctorCheck("Python", True, running_version)
-    return DoctorCheck("Python", False, running_version, "use Python 3.11 or 3.12: make setup PYTHON=python3.11")
+    return DoctorCheck("Python", False, running_version, "use Python 3.11, 3.12 or 3.13: make setup PYTHON=python3.11")
 
 
 def check_java(settings: Settings) -> DoctorCheck:

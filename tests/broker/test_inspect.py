@@ -48,7 +48,7 @@ class PlainJobs:
         self.environment["PYSPARK_PYTHON"] = sys.executable
 
     def run(self, *jobs: dict[str, Any]) -> int:
-        """Run jobs one after the other in one session; returns the exit code."""
+        """Run jobs in one session; returns the exit code."""
         names = {"bootstrap": self.made.bootstrap, "jars": self.jars}
         whole = [{**names, **job, **{k: str(job[k]) for k in ("checkpoint", "table") if k in job}} for job in jobs]
         script = [sys.executable, str(ROOT / "tests/support/plain_job.py"), json.dumps(whole)]
@@ -96,8 +96,7 @@ def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: B
         }, "the rows agree"
         return found
 
-    for kind in ("append", "append-once", "merge"):
-        assert jobs.run({**job[kind], "kill_after": 1}) == -9
+    assert jobs.run(*({**job[kind], "kill_after": 1} for kind in ("append", "append-once", "merge"))) == -9
     assert [f.reason for f in look("append").findings if f.alarming] == ["will_repeat"]
     assert not look("append-once").alarming and not look("merge").alarming
     assert jobs.run(*job.values()) == 0
@@ -117,9 +116,8 @@ def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: B
         f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 2",
     ]
     again = {**job["append"], "checkpoint": second, "starting": "latest"}
-    assert jobs.run({"kind": "sql", "sql": statements}, job["sink"], again) == 0
-    jobs.send("sums", range(30, 34))
-    assert jobs.run(again) == 0
+    later = {"kind": "send", "topic": "sums", "ids": [30, 34]}
+    assert jobs.run({"kind": "sql", "sql": statements}, job["sink"], again, later, again) == 0
     every = {(number % 2, number // 2) for number in range(30)}
     lost = every - set(places(table))
     assert offsets(look("sink"), "missing") == lost and lost

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +91,19 @@ def append_once(batch: DataFrame, number: int, job: dict[str, Any]) -> None:
 WRITERS = {"merge": merge, "append": append, "append-once": append_once}
 
 
-def run(spark: SparkSession, job: dict[str, Any]) -> None:
-    """Run the query until the topic's end, or until it kills itself."""
+def send(spark: SparkSession, job: dict[str, Any]) -> None:
+    """Send the ids from `ids[0]` to `ids[1] - 1`, each into the partition of its parity."""
+    numbers = spark.range(*job["ids"], numPartitions=1)
+    records = numbers.selectExpr("cast(id AS string) AS value", "cast(id % 2 AS int) AS partition")
+    records.write.format("kafka").options(**{"kafka.bootstrap.servers": job["bootstrap"], "topic": job["topic"]}).save()
+
+
+def run(spark: SparkSession, job: dict[str, Any], written_by_all: threading.Barrier) -> None:
+    """Run the query until the topic's end.
+
+    Queries with `kill_after` run at once: when each has written that batch to its table, and none has committed it to
+    its checkpoint, JVM and process are killed.
+    """
     for statement in job.get("sql", ()):
         spark.sql(statement)
     if job["kind"] == "sql":
@@ -110,17 +122,24 @@ def run(spark: SparkSession, job: dict[str, Any]) -> None:
         def write(batch: DataFrame, number: int) -> None:
             writer(batch, number, job)
             if job.get("kill_after") == number:
+                written_by_all.wait(120)
                 os.kill(int(spark._jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)  # type: ignore[union-attr]
                 os.kill(os.getpid(), signal.SIGKILL)
 
         query = written.foreachBatch(write).start()
-    query.awaitTermination()
+    if "kill_after" not in job:
+        query.awaitTermination()
 
 
 if __name__ == "__main__":
-    wanted = json.loads(sys.argv[1])
-    jobs = wanted if isinstance(wanted, list) else [wanted]
+    jobs = json.loads(sys.argv[1])
     spark = session(jobs[0]["jars"])
+    killed = threading.Barrier(sum("kill_after" in job for job in jobs) or 1)
     for each in jobs:
-        run(spark, each)
+        if each["kind"] == "send":
+            send(spark, each)
+        else:
+            run(spark, each, killed)
+    for query in spark.streams.active:
+        query.awaitTermination()
     spark.stop()

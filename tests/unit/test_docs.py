@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from streaming_jobs.errors import PermanentError, UsageError
+from streaming_jobs.preflight.doctor import PYTHONS
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.text.durations import parse_duration
 
@@ -144,5 +145,6 @@ def test_the_container_has_what_the_wheel_is_made_of_shows_its_ui_on_loopback_al
 def test_the_hosted_ci_calls_the_script_that_anybody_can_run_on_every_python_that_the_project_names() -> None:
     [job] = yaml.safe_load((DOCS.parent / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"].values()
     named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
-    assert job["strategy"]["matrix"]["python"] == named
+    assert job["strategy"]["matrix"]["python"] == named == [f"{major}.{minor}" for major, minor in PYTHONS]
+    assert PROJECT["project"]["requires-python"] == f">={named[0]},<3.{PYTHONS[-1][1] + 1}"
     assert ".ci/run" in [step.get("run") for step in job["steps"]]

@@ -43,7 +43,8 @@ FAKES = ROOT / "tests" / "dagster" / "fakes" / "databricks.yml"
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     (tmp_path / "databricks.yml").write_text(FAKES.read_text())
-    return Settings(home=tmp_path, flows=["tests.dagster.fakes.flows"], jobs=tmp_path / "databricks.yml")
+    flags = {"home": tmp_path, "flows": ["tests.dagster.fakes.flows"], "jobs": tmp_path / "databricks.yml"}
+    return Settings.load({**flags, "dagster.port": 0})
 
 
 def write(settings: Settings, text: str) -> Path:

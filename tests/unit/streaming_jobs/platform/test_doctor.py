@@ -73,9 +73,9 @@ def test_a_java_home_without_java_is_named(settings: SettingsFactory, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("version", "ok"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 12, 4), True), ((3, 13, 0), False)]
+    ("version", "ok"), [((3, 10, 9), False), ((3, 11, 0), True), ((3, 13, 4), True), ((3, 14, 0), False)]
 )
-def test_python_has_to_be_3_11_or_3_12(
+def test_python_has_to_be_3_11_to_3_13(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], ok: bool
 ) -> None:
     class Version(tuple[int, ...]):
