@@ -116,7 +116,24 @@ def _readable(operator: str, properties: str) -> Sequence[tuple[str, Mapping[str
 
 def _frame(spark: SparkSession, checkpoint: Checkpoint, batch: int, store: StateStore) -> DataFrame:
     options = {**store.options, "batchId": str(batch)}
-    return spark.read.format("statestore").options(**options).load(hadoop_path(checkpoint.folder))
+    return _named_apart(spark.read.format("statestore").options(**options).load(hadoop_path(checkpoint.folder)))
+
+
+def _named_apart(frame: DataFrame) -> DataFrame:
+    """The frame with different names in each struct: the buffers of two aggregates may both be `count`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructField, StructType
+
+    for column in frame.schema.fields:
+        names = column.dataType.fieldNames() if isinstance(column.dataType, StructType) else []
+        if len(set(names)) < len(names):
+            assert isinstance(column.dataType, StructType)
+            earlier = [names[:at].count(name) for at, name in enumerate(names)]
+            apart = [f"{name}_{count + 1}" if count else name for name, count in zip(names, earlier, strict=True)]
+            fields = zip(apart, column.dataType.fields, strict=True)
+            kind = StructType([StructField(name, field.dataType, field.nullable) for name, field in fields])
+            frame = frame.withColumn(column.name, F.col(column.name).cast(kind))
+    return frame
 
 
 def _matches(frame: DataFrame, key: str | Mapping[str, Any]) -> Column:
