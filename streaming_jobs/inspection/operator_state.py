@@ -91,6 +91,7 @@ def figures(spark: SparkSession, checkpoint: Checkpoint, batch: int | None = Non
 
 def stores(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[StateStore]:
     """The stores that the operators had after a batch, in their order."""
+    _ = spark.streams.active  # begins the coordinator of state stores, without which no state is loaded
     found: dict[tuple[int, str], StateStore] = {}
     for row in spark.read.format("state-metadata").load(hadoop_path(checkpoint.folder)).collect():
         for name, options in _readable(row.operatorName, row.operatorProperties):
@@ -116,7 +117,24 @@ def _readable(operator: str, properties: str) -> Sequence[tuple[str, Mapping[str
 
 def _frame(spark: SparkSession, checkpoint: Checkpoint, batch: int, store: StateStore) -> DataFrame:
     options = {**store.options, "batchId": str(batch)}
-    return spark.read.format("statestore").options(**options).load(hadoop_path(checkpoint.folder))
+    return _named_apart(spark.read.format("statestore").options(**options).load(hadoop_path(checkpoint.folder)))
+
+
+def _named_apart(frame: DataFrame) -> DataFrame:
+    """The frame with different names in each struct: the buffers of two aggregates may both be `count`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructField, StructType
+
+    for column in frame.schema.fields:
+        names = column.dataType.fieldNames() if isinstance(column.dataType, StructType) else []
+        if len(set(names)) < len(names):
+            assert isinstance(column.dataType, StructType)
+            earlier = [names[:at].count(name) for at, name in enumerate(names)]
+            apart = [f"{name}_{count + 1}" if count else name for name, count in zip(names, earlier, strict=True)]
+            fields = zip(apart, column.dataType.fields, strict=True)
+            kind = StructType([StructField(name, field.dataType, field.nullable) for name, field in fields])
+            frame = frame.withColumn(column.name, F.col(column.name).cast(kind))
+    return frame
 
 
 def _matches(frame: DataFrame, key: str | Mapping[str, Any]) -> Column:
@@ -171,4 +189,4 @@ def _reading(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], T]
 def _file_gone(error: Exception) -> bool:
     """True if a file of the state was removed while it was read, or before."""
     text = str(error)
-    return "FileNotFound" in text or "does not exist" in text or "CANNOT_READ" in text or "STATE_STORE" in text
+    return "FileNotFound" in text or "does not exist" in text
