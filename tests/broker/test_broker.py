@@ -172,7 +172,9 @@ def test_the_newest_values_are_those_of_all_partitions_and_of_committed_records_
         for partition in (0, 1):
             for value in values:
                 producer.produce(topic, value, partition=partition)
+        assert producer.flush(20) == 0, "an abort would drop what waits"
         (producer.commit_transaction if last else producer.abort_transaction)(20)
+    until(lambda: set(made.offsets(topic).latest.values()) == {9}, 30, "the markers of the abort")
     assert made.newest_values(topic, 8) == [b"new"] * 2, "the last four offsets of each partition have one record"
     assert sorted(map(str, made.newest_values(topic, 100))) == sorted(map(str, [b"new"] * 10 + [b"old"] * 2))
     with pytest.raises(UsageError, match="there is no topic"):
