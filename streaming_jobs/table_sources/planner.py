@@ -24,7 +24,8 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits, BatchSize
-from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
+from streaming_jobs.declare.schemas import nullable
+from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, read_used
 from streaming_jobs.storage.locations import Location, opened_for_reading
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands
