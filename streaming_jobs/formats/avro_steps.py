@@ -119,7 +119,10 @@ class Floats:
         return self.of(lanes.fixed(self.kind))
 
     def of(self, numbers: np.ndarray) -> pa.Array:
-        return None if self.type is None else pa.array(numbers.astype(self.type.to_pandas_dtype()))
+        if self.type is None:
+            return None
+        with np.errstate(invalid="ignore"):  # of a NaN
+            return pa.array(numbers.astype(self.type.to_pandas_dtype()))
 
     def one(self, cursor: Cursor) -> float:
         return float(np.frombuffer(cursor.take(self.width), self.kind)[0])
@@ -340,11 +343,7 @@ class Lists:
         """The number of elements in the next block of these lanes; 0: there is none."""
         chosen = lanes.some(rows)
         counts = chosen.zigzags()
-        if len(sized := np.flatnonzero(counts < 0)):
-            blocks = chosen.some(sized)
-            blocks.zigzags()
-            chosen.moved(sized, blocks)
-            counts[sized] = -counts[sized]
+        # A negative count is followed by the size of the block, which writers rarely give: a cursor checks both.
         chosen.fail((counts < 0) | (counts > chosen.end - chosen.at))
         counts[chosen.bad] = 0
         lanes.moved(rows, chosen)
@@ -353,9 +352,9 @@ class Lists:
     def one(self, cursor: Cursor) -> list[Any]:
         values: list[Any] = []
         while count := cursor.zigzag():
-            if count < 0:
-                count = -count
-                cursor.zigzag()
+            sized = count < 0
+            end = cursor.zigzag() + cursor.at if sized else 0
+            count = abs(count)
             if count > max(cursor.left, _MOST_EMPTY - len(values)):
                 raise Refused(MALFORMED, f"expected {count} elements at byte {cursor.at}, found {cursor.left} bytes")
             for _ in range(count):
@@ -363,6 +362,8 @@ class Lists:
                     values.append(self.element.one(cursor))
                 except Refused as refused:
                     raise refused.within(f"[{len(values)}]") from None
+            if sized and cursor.at != end:
+                raise Refused(MALFORMED, f"a block of elements ends at byte {cursor.at}, not {end}, as its size says")
         return values
 
 

@@ -171,7 +171,7 @@ class Lanes:
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
-            wrong = np.array([not _is_utf8(value) for value in texts.cast(pa.binary()).to_pylist()])
+            wrong = np.array([not is_utf8(value) for value in texts.cast(pa.binary()).to_pylist()])
             self.fail(wrong)
             return self.slices(begin, np.where(wrong, begin, end), pa.string())
         return texts
@@ -181,7 +181,7 @@ class Lanes:
         return self._joined.octets[np.maximum(end[:, None] + np.arange(-width, 0), 0)]
 
 
-def _is_utf8(value: bytes) -> bool:
+def is_utf8(value: bytes) -> bool:
     try:
         value.decode()
     except UnicodeDecodeError:
