@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
-    from streaming_jobs.formats import Json, Raw, Text
+    from streaming_jobs.formats import Avro, Json, Raw, Text
     from streaming_jobs.settings import Settings
 
 _LAZY = {
+    "Avro": "streaming_jobs.formats",
     "Format": "streaming_jobs.declare.format",
     "Json": "streaming_jobs.formats",
     "Raw": "streaming_jobs.formats",
@@ -39,6 +40,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Avro",
     "Between",
     "ComputedTime",
     "DeltaSource",

@@ -1,4 +1,4 @@
-"""The sections of what runs beside the streams: schema registry, Dagster, metrics, assistants, lineage, suites, alerts."""
+"""The sections of what runs beside the streams: schema registry, Dagster, metrics, assistants, lineage, alerts."""
 
 from __future__ import annotations
 

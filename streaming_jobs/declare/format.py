@@ -78,7 +78,10 @@ class Written:
 
 
 class BlockWriter(Protocol):
-    """A writing of blocks; it belongs to one process and is not pickled."""
+    """A writing of blocks; it belongs to one process and is not pickled.
+
+    With an attribute `headers`, pairs of name and bytes, the records of all its values get these headers.
+    """
 
     def write(self, rows: pa.RecordBatch) -> Written:
         """The value of each row of the schema's fields. The format's reader reads it back as the same row.
@@ -118,7 +121,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class RegisteredSchema:
-    """A schema of a registry: `kind` is AVRO, PROTOBUF or JSON; `references` are further texts by name, needed first."""
+    """A schema of a registry: `kind` is AVRO, PROTOBUF or JSON; `references` has the texts that it needs, by name."""
 
     kind: str
     text: str

@@ -322,6 +322,11 @@ class KafkaTopic:
         return replace(self, value=self.value.bound(schemas, self.name))
 
     @property
+    def id_header(self) -> str | None:
+        """The header in which records have the id of their value's schema; None: in no header."""
+        return getattr(self.value, "id_header", None)
+
+    @property
     def time_column(self) -> str | None:
         return self.event_time.column if isinstance(self.event_time, EventTime) else self.event_time
 
@@ -338,4 +343,4 @@ class KafkaTopic:
 def _as_format(value: object) -> str:
     if isinstance(value, type):
         return f"{value.__name__}(...)"
-    return "Json(...) around the schema, Text() or Raw()"
+    return "Json(...) around the schema, Avro(schema), Text() or Raw()"

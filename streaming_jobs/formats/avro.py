@@ -3,7 +3,8 @@
     Avro(Path(__file__).with_name("order.avsc"))
     Avro({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
 
-`avro_steps.py` reads, `avro_writer.py` writes; docs/registry.md has the rules and the verdicts.
+`avro_resolution.py` compares both schemas, `avro_steps.py` reads, `avro_writer.py` writes; docs/registry.md has the
+rules and the verdicts.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Avro(WithId):
 
     def reader_of(self, written: RegisteredSchema, names: Sequence[str]) -> PayloadReader | Refusal:
         """A reader of values of a writer's schema, which builds these columns; a refusal if the schemas do not fit."""
-        from streaming_jobs.formats.avro_steps import Incompatible, steps
+        from streaming_jobs.formats.avro_resolution import Incompatible, steps
         from streaming_jobs.formats.lane_reader import LaneReader
 
         try:

@@ -1,40 +1,19 @@
-"""Reading Avro by two schemas: the writer's says which bytes come, the reader's which columns they become.
+"""The steps that read Avro: each one type of a writer's schema, of many records (`lanes`) or of one (`one`).
 
-`steps` compares both, by the rules of Avro's specification ("Schema Resolution"), once per writer's schema. A step
-reads one type, of many records (`lanes`) or of one (`one`). Beyond the specification:
-
-    timestamps            are converted between units; a time with a zone is not one without
-    decimals              may get more digits, with the same scale
-    names of the writer   only their last part counts
+`avro_resolution.py` chooses them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from streaming_jobs.declare.format import Refused
-from streaming_jobs.formats.avro_schema import (
-    MICROS_PER,
-    NO_DEFAULT,
-    Array,
-    Enum,
-    Fixed,
-    Map,
-    Node,
-    Primitive,
-    Record,
-    SchemaFault,
-    Union,
-    optional,
-)
-from streaming_jobs.formats.json_columns import FIRST_DAY, FIRST_MICROSECOND, LAST_DAY, LAST_MICROSECOND
 from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes
 
 WRONG_TYPE, OUT_OF_RANGE = "wrong_type", "out_of_range"
@@ -116,9 +95,16 @@ class Floats:
         return f"<f{self.width}"
 
     def lanes(self, lanes: Lanes) -> pa.Array:
-        return self.of(lanes.fixed(self.kind))
+        return self._of(lanes.fixed(self.kind))
 
-    def of(self, numbers: np.ndarray) -> pa.Array:
+    def many(self, lanes: Lanes, counts: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+        """So many numbers of each lane, which lie side by side, and how many of each are there."""
+        begin, end = lanes.span(counts * self.width)
+        counts = (end - begin) // self.width
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self._of(lanes.numbers_at(np.repeat(begin, counts) + within * self.width, self.kind)), counts
+
+    def _of(self, numbers: np.ndarray) -> pa.Array:
         if self.type is None:
             return None
         with np.errstate(invalid="ignore"):  # of a NaN
@@ -316,12 +302,9 @@ class Lists:
             elif len(active):
                 chosen = lanes.some(active)
                 if isinstance(self.element, Floats):
-                    count, width = rest[active], self.element.width
-                    begin, end = chosen.span(count * width)
-                    count = (end - begin) // width
-                    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-                    pieces.append(self.element.of(chosen.numbers_at(np.repeat(begin, count) + within * width, f"<f{width}")))
-                    owners.append(np.repeat(active, count))
+                    piece, counts = self.element.many(chosen, rest[active])
+                    pieces.append(piece)
+                    owners.append(np.repeat(active, counts))
                     rest[active] = 0
                 else:
                     pieces.append(self.element.lanes(chosen))
@@ -401,211 +384,3 @@ class Fields:
                 raise refused.within(f".{name}") from None
         cursor.depth -= 1
         return values
-
-
-# The comparison of two schemas.
-
-
-class Incompatible(Exception):
-    """Records of the writer's schema cannot be read by the reader's, with the reason in words."""
-
-
-def steps(writer: Node, reader: Node, kind: pa.DataType) -> Fields:
-    """The steps for records; `kind` is the struct of the reader's columns. Raises Incompatible."""
-    made = _Comparison().step(writer, reader, kind, "the record")
-    if not isinstance(made, Fields):
-        raise Incompatible(f"the writer's schema is {writer}, not a record")
-    return made
-
-
-class _Comparison:
-    """Compares two schemas; a skipped record has one step, since it may hold itself."""
-
-    def __init__(self) -> None:
-        self._skipped: dict[int, Fields] = {}
-
-    def step(self, writer: Node, reader: Node, kind: pa.DataType, where: str) -> Step:
-        if isinstance(writer, Union):
-            return Choices(kind, [self._branch(each, reader, kind, where) for each in writer.branches])
-        node, may_be_null = optional(reader)
-        if writer == Primitive("null"):
-            if may_be_null:
-                return Constants(kind)
-            raise Incompatible(f"{where} is null in the writer's schema, and {node} in the declared one")
-        for of, compare in _COMPARED:
-            if isinstance(node, of) and isinstance(writer, of):
-                made: Step | None = compare(self, writer, node, kind, where)
-                if made is not None:
-                    return made
-        raise Incompatible(f"{where} is {writer} in the writer's schema, and {node} in the declared one")
-
-    def _branch(self, writer: Node, reader: Node, kind: pa.DataType, where: str) -> Step:
-        try:
-            return self.step(writer, reader, kind, where)
-        except Incompatible as error:
-            return Unreadable(kind, str(error))
-
-    def primitive(self, writer: Primitive, reader: Primitive, kind: pa.DataType, where: str) -> Step | None:
-        if writer.kind not in _READ_AS.get(reader.kind, (reader.kind,)):
-            return None
-        if _is_time(reader.logical) and _is_time(writer.logical):
-            if writer.logical.startswith("local-") != reader.logical.startswith("local-"):
-                return None
-            return _times(writer, writer.logical, kind)
-        if reader.logical == "decimal" or writer.logical == "decimal":
-            digits = writer.logical == reader.logical and writer.scale == reader.scale
-            return Decimals(kind) if digits and writer.precision <= reader.precision else None
-        if _is_time(reader.logical):
-            return _times(writer, reader.logical, kind)
-        if reader.logical == "date":
-            return Numbers(writer.kind, kind, FIRST_DAY, LAST_DAY) if writer.kind == "int" else None
-        return _plain(writer.kind, kind)
-
-    def fixed(self, writer: Fixed, reader: Fixed, kind: pa.DataType, where: str) -> Step | None:
-        if writer.size != reader.size or not _same_name(writer, reader):
-            return None
-        if not reader.precision:
-            return Strings(kind, reader.size)
-        digits = 0 < writer.precision <= reader.precision and writer.scale == reader.scale
-        return Decimals(kind, reader.size) if digits else None
-
-    def enum(self, writer: Enum, reader: Enum, kind: pa.DataType, where: str) -> Step | None:
-        if not _same_name(writer, reader):
-            return None
-        known = set(reader.symbols)
-        return Symbols(kind, [each if each in known else reader.default for each in writer.symbols], writer.symbols)
-
-    def array(self, writer: Array, reader: Array, kind: pa.DataType, where: str) -> Step:
-        return Lists(kind, self.step(writer.items, reader.items, kind.value_type, f"an element of {where}"))
-
-    def map(self, writer: Map, reader: Map, kind: pa.DataType, where: str) -> Step:
-        value = self.step(writer.values, reader.values, kind.value_type.field("value").type, f"a value of {where}")
-        return Lists(kind, Fields(kind.value_type, [("key", Strings(pa.string())), ("value", value)]))
-
-    def record(self, writer: Record, reader: Record, kind: pa.DataType, where: str) -> Step | None:
-        if not _same_name(writer, reader):
-            return None
-        wanted = {name: each for each in reader.fields for name in (*each.aliases, each.name)}
-        wanted |= {each.name: each for each in reader.fields}
-        read, found = [], set()
-        for each in writer.fields:
-            field = wanted.get(each.name)
-            if field is None or field.name in found:
-                read.append((f"{each.name} (skipped)", self.skipped(each.node)))
-                continue
-            found.add(field.name)
-            inner = kind.field(field.name).type
-            read.append((field.name, self.step(each.node, field.node, inner, f"field '{field.name}'")))
-        added = []
-        for field in reader.fields:
-            if field.name in found:
-                continue
-            if field.default is NO_DEFAULT:
-                raise Incompatible(f"the writer's schema lacks the field '{field.name}', which has no default")
-            inner = kind.field(field.name).type
-            added.append((field.name, Constants(inner, default_value(field.node, field.default, field.name))))
-        return Fields(kind, read, added)
-
-    def skipped(self, node: Node) -> Step:
-        """The step that only moves on."""
-        if isinstance(node, Record):
-            if id(node) not in self._skipped:
-                fields: list[tuple[str, Step]] = []
-                self._skipped[id(node)] = Fields(None, fields)
-                fields += [(each.name, self.skipped(each.node)) for each in node.fields]
-            return self._skipped[id(node)]
-        if isinstance(node, Union):
-            return Choices(None, [self.skipped(each) for each in node.branches])
-        if isinstance(node, Array):
-            return Lists(None, self.skipped(node.items))
-        if isinstance(node, Map):
-            return Lists(None, Fields(None, [("key", Strings(None)), ("value", self.skipped(node.values))]))
-        if isinstance(node, Enum):
-            return Symbols(None, node.symbols, node.symbols)
-        if isinstance(node, Fixed):
-            return Strings(None, node.size)
-        return Constants(None) if node.kind == "null" else _plain(node.kind, None)
-
-
-_COMPARED: tuple[tuple[type, Callable[..., Step | None]], ...] = (
-    (Primitive, _Comparison.primitive),
-    (Fixed, _Comparison.fixed),
-    (Enum, _Comparison.enum),
-    (Array, _Comparison.array),
-    (Map, _Comparison.map),
-    (Record, _Comparison.record),
-)
-_READ_AS = {
-    "long": ("int", "long"),
-    "float": ("int", "long", "float"),
-    "double": ("int", "long", "float", "double"),
-    "string": ("bytes", "string"),
-    "bytes": ("bytes", "string"),
-}
-"""Types of a writer that are read as another type."""
-
-
-def _is_time(logical: str) -> bool:
-    return "timestamp-" in logical
-
-
-def _times(writer: Primitive, logical: str, kind: pa.DataType) -> Numbers:
-    factor, divisor = MICROS_PER[logical.rpartition("-")[2]]
-    return Numbers(writer.kind, kind, FIRST_MICROSECOND, LAST_MICROSECOND, factor, divisor)
-
-
-def _plain(written: str, kind: pa.DataType | None) -> Step:
-    if written in ("int", "long"):
-        return Numbers(written, kind, -(1 << 63), (1 << 63) - 1)
-    if written in ("float", "double"):
-        return Floats(4 if written == "float" else 8, kind)
-    return Booleans(kind) if written == "boolean" else Strings(kind)
-
-
-def _same_name(writer: Fixed | Enum | Record, reader: Fixed | Enum | Record) -> bool:
-    last = writer.name.rpartition(".")[2]
-    return last in (name.rpartition(".")[2] for name in (reader.name, *reader.aliases))
-
-
-def default_value(node: Node, value: Any, where: str) -> Any:
-    """The value of a default, which is JSON, as Arrow takes it; raises Incompatible."""
-    try:
-        return _default(node, value)
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise Incompatible(f"the default of field '{where}' is {value!r:.80}, not {node}") from error
-
-
-def _default(node: Node, value: Any) -> Any:
-    node, may_be_null = optional(node)
-    if value is None:
-        if may_be_null:
-            return None
-        raise TypeError
-    if isinstance(node, Record):
-        given = {each.name: value.get(each.name, each.default) for each in node.fields}
-        return {each.name: _default(each.node, given[each.name]) for each in node.fields}
-    if isinstance(node, Array):
-        return [_default(node.items, each) for each in value]
-    if isinstance(node, Map):
-        return [{"key": key, "value": _default(node.values, each)} for key, each in value.items()]
-    if isinstance(node, Enum):
-        return node.symbols[node.symbols.index(value)]
-    if isinstance(node, Fixed) or node.kind == "bytes":
-        content = value.encode("latin-1")
-        if not node.precision:
-            return content
-        return Decimal(f"{int.from_bytes(content, 'big', signed=True)}E-{node.scale}")
-    if _is_time(node.logical):
-        factor, divisor = MICROS_PER[node.logical.rpartition("-")[2]]
-        return value * factor // divisor
-    return _PYTHON[node.kind](value)
-
-
-_PYTHON: dict[str, Callable[[Any], Any]] = {
-    "boolean": bool,
-    "int": int,
-    "long": int,
-    "float": float,
-    "double": float,
-    "string": str,
-}

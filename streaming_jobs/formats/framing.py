@@ -133,7 +133,10 @@ class Registered:
         """A writer of values that begin with the id of the declared schema."""
         if self.format.ids == "none" or self.schemas is None:
             return self.format.payload_writer()
-        return FramedWriter(self.format.payload_writer(), self.schemas.prefix(self.subject, self.format.registered))
+        schema_id = self.schemas.prefix(self.subject, self.format.registered)
+        if self.id_header is None:
+            return FramedWriter(self.format.payload_writer(), schema_id)
+        return FramedWriter(self.format.payload_writer(), b"", ((self.id_header, schema_id),))
 
     def read(self, value: bytes | None) -> dict[str, Any]:
         """The record in these bytes as Python values, times in UTC; raises Refused."""
@@ -188,16 +191,19 @@ class FramedReader:
         if not fresh or self._schemas is None:
             return
         for prefix, schema in self._schemas.of(fresh).items():
-            refused = isinstance(schema, Refusal)
-            self._readers[prefix] = schema if refused else self._declared.reader_of(schema, self._names)
+            if isinstance(schema, Refusal):
+                self._readers[prefix] = schema
+            else:
+                self._readers[prefix] = self._declared.reader_of(schema, self._names)
 
 
 @dataclass(frozen=True)
 class FramedWriter:
-    """Writes values, each after the id of their schema."""
+    """Writes values after the id of their schema, which may be in `headers` instead."""
 
     payloads: BlockWriter
     prefix: bytes
+    headers: Sequence[tuple[str, bytes]] = ()
 
     def write(self, rows: pa.RecordBatch) -> Written:
         made = self.payloads.write(rows)

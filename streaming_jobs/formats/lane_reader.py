@@ -43,7 +43,7 @@ class LaneReader:
         if not bad.any():
             return Block(batch, {})
         rows = np.flatnonzero(bad)
-        judged = self.judged([values[row] for row in rows], skip)
+        judged = self.judged([values[row] for row in rows.tolist()], skip)
         refused = {int(rows[index]): refusal for index, refusal in judged.refused.items()}
         if not self._names:
             return Block(batch, refused)

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streaming_jobs.declare.format import Refused
 
@@ -43,20 +45,20 @@ class _Joined:
     content: bytes
 
     @cached_property
-    def octets(self) -> np.ndarray:
+    def octets(self) -> NDArray[Any]:
         return np.frombuffer(self.content, np.uint8)
 
     @cached_property
     def buffer(self) -> pa.Buffer:
         return pa.py_buffer(self.content)
 
-    def numbers(self, kind: str) -> np.ndarray:
+    def numbers(self, kind: str) -> NDArray[Any]:
         """A number that begins at each byte, little-endian, most of them at odd addresses."""
         width = np.dtype(kind).itemsize
         return np.ndarray((len(self.content) - width + 1,), kind, self.content, strides=(1,))
 
     @cached_property
-    def words(self) -> np.ndarray:
+    def words(self) -> NDArray[Any]:
         return self.numbers("<u8")
 
 
@@ -98,17 +100,19 @@ class Lanes:
         self.bad[rows] = True
         self.at[rows] = self.end[rows]
 
-    def octets(self) -> np.ndarray:
+    def octets(self) -> NDArray[Any]:
         """The next byte of each lane, without moving."""
-        return self._joined.octets[self.at]
+        octets: NDArray[Any] = self._joined.octets[self.at]
+        return octets
 
-    def varints(self) -> np.ndarray:
+    def varints(self) -> NDArray[Any]:
         """The next number of seven bits a byte, the lowest ones first, as 64 bits without a sign."""
-        words = self._joined.words[self.at]
+        words: NDArray[Any] = self._joined.words[self.at]
         stops = ~words & _HIGH
         if (stops & np.uint64(0x80)).all():
             self.skip(1)
-            return words & _LOW_BITS
+            small: NDArray[Any] = words & _LOW_BITS
+            return small
         lowest = stops & (~stops + _ONE)  # 0 where eight bytes hold no end
         kept = words & (lowest - _ONE) & ~_HIGH
         for left, shift, right in _COMPACTED:
@@ -124,10 +128,11 @@ class Lanes:
         self.skip(lengths)
         return kept
 
-    def zigzags(self) -> np.ndarray:
+    def zigzags(self) -> NDArray[Any]:
         """The next number of Avro: a varint whose lowest bit is the sign."""
         numbers = self.varints()
-        return ((numbers >> _ONE) ^ (~(numbers & _ONE) + _ONE)).view(np.int64)
+        signed: NDArray[Any] = ((numbers >> _ONE) ^ (~(numbers & _ONE) + _ONE)).view(np.int64)
+        return signed
 
     def skip(self, lengths: np.ndarray | int) -> None:
         """Move on; a lane without that many bytes is bad."""
@@ -145,15 +150,16 @@ class Lanes:
         self.at = begin + lengths
         return begin, self.at
 
-    def fixed(self, kind: str) -> np.ndarray:
+    def fixed(self, kind: str) -> NDArray[Any]:
         """The next number of a fixed width, such as `<f8`."""
-        numbers = self._joined.numbers(kind)[self.at]
+        numbers: NDArray[Any] = self._joined.numbers(kind)[self.at]
         self.skip(np.dtype(kind).itemsize)
         return numbers
 
-    def numbers_at(self, places: np.ndarray, kind: str) -> np.ndarray:
+    def numbers_at(self, places: np.ndarray, kind: str) -> NDArray[Any]:
         """Numbers of a fixed width at places that `span` has returned."""
-        return self._joined.numbers(kind)[places]
+        numbers: NDArray[Any] = self._joined.numbers(kind)[places]
+        return numbers
 
     def slices(self, begin: np.ndarray, end: np.ndarray, kind: pa.DataType) -> pa.Array:
         """The bytes of spans, in the order of the lanes, as binary or text, which is not checked."""
@@ -176,9 +182,10 @@ class Lanes:
             return self.slices(begin, np.where(wrong, begin, end), pa.string())
         return texts
 
-    def before(self, end: np.ndarray, width: int) -> np.ndarray:
+    def before(self, end: np.ndarray, width: int) -> NDArray[Any]:
         """The `width` bytes that end at each place, a row each, whoever they belong to."""
-        return self._joined.octets[np.maximum(end[:, None] + np.arange(-width, 0), 0)]
+        octets: NDArray[Any] = self._joined.octets[np.maximum(end[:, None] + np.arange(-width, 0), 0)]
+        return octets
 
 
 def is_utf8(value: bytes) -> bool:

@@ -60,7 +60,7 @@ class RegistryAddress:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect could carry the log-in to another host."""
 
-    def redirect_request(self, *_: Any) -> None:  # type: ignore[override]
+    def redirect_request(self, *_: Any) -> None:
         return None
 
 

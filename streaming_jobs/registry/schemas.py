@@ -127,8 +127,9 @@ class StoredSchemas:
             self._write(name, asdict(fetched))
             return fetched
         now, mark = time.time(), f"{name}.unknown"
-        if (since := (self._read(mark) or {}).get("since")) is None:
-            self._write(mark, {"since": since := now})
+        since = (self._read(mark) or {}).get("since", now)
+        if since == now:
+            self._write(mark, {"since": since})
         if now - since < self.unknown_for.total_seconds():
             return None
         words = f"the registry does not know schema {name}, after {format_duration(self.unknown_for)}"

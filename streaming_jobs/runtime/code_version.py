@@ -195,6 +195,7 @@ _FORMER_MODULES = {
     **dict.fromkeys(("EpochSeconds", "EpochMillis", "EpochMicros", "ComputedTime", "TimedFormat"), "event_times"),
     **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
+    "Avro": "formats.avro",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
     "Json": "formats.json",

@@ -44,7 +44,7 @@ from streaming_jobs.sinks.schemas import (
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
-from streaming_jobs.sources.connection import Connection, read_client_file
+from streaming_jobs.sources.connection import Connection, SessionSchemas, read_client_file
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
@@ -279,7 +279,7 @@ def _shards(
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
     lookup = cast("TopicLookup", connection.topics)
     return TopicOutput(
-        declared=sink,
+        declared=sink.bound(SessionSchemas(connection.client)),
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,

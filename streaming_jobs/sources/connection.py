@@ -199,7 +199,7 @@ def read_client_file(place: Location) -> tuple[dict[str, Any], timedelta]:
 
 @dataclass(frozen=True)
 class SessionSchemas:
-    """The schemas of a session's registry, for all of its processes: `client` has the log-in, what is pickled has not."""
+    """The schemas of a session's registry, in any of its processes; the log-in is in the file `client`."""
 
     client: Location
 

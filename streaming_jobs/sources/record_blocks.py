@@ -301,7 +301,7 @@ class RecordBlocks:
 
     def _framed(self, records: SourceRecords) -> Sequence[bytes | None]:
         """The values, after the schema's id where records have it in a header."""
-        if getattr(self.declared.value, "id_header", None) is None:
+        if self.declared.id_header is None:
             return records.values
         return with_header(records.values, records.column("headers"))
 

@@ -114,7 +114,11 @@ def difference(one: Any, other: Any, place: str = "$") -> str:
 
 _LEAVES: tuple[Any, ...] = (
     *("boolean", "int", "long", "float", "double", "bytes", "string"),
-    *({"type": "long", "logicalType": f"{local}timestamp-{unit}"} for local in ("", "local-") for unit in ("millis", "micros")),
+    *(
+        {"type": "long", "logicalType": f"{local}timestamp-{unit}"}
+        for local in ("", "local-")
+        for unit in ("millis", "micros")
+    ),
     {"type": "int", "logicalType": "date"},
     {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 3},
     {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0},
@@ -195,7 +199,10 @@ class AvroSchemas:
         if kind == "record":
             return {each["name"]: self.value(each["type"]) for each in schema["fields"]}
         if kind == "array":
-            return [self.value(schema["items"]) for _ in range(80 if chance.random() < 0.01 else chance.choice((0, 0, 1, 2, 4)))]
+            return [
+                self.value(schema["items"])
+                for _ in range(80 if chance.random() < 0.01 else chance.choice((0, 0, 1, 2, 4)))
+            ]
         if kind == "map":
             return {f"k{number}": self.value(schema["values"]) for number in range(chance.choice((0, 1, 3)))}
         if kind == "enum":
@@ -209,7 +216,9 @@ class AvroSchemas:
         if logical == "date":
             return date(1, 1, 1) + timedelta(days=chance.randint(0, 3_652_058))
         if logical:
-            micros = chance.choice((0, 1_700_000_000_000_000, chance.randint(-62_000_000_000_000_000, 253_000_000_000_000_000)))
+            micros = chance.choice(
+                (0, 1_700_000_000_000_000, chance.randint(-62_000_000_000_000_000, 253_000_000_000_000_000))
+            )
             at = _EPOCH + timedelta(microseconds=micros // 1000 * 1000)
             return at.replace(tzinfo=None) if logical.startswith("local") else at
         return _LEAF[kind](chance)
@@ -278,7 +287,11 @@ def _as_columns(value: Any, schema: Any) -> Any:
     if kind == "array":
         return [_as_columns(each, schema["items"]) for each in value]
     if kind == "map":
-        return NotImplemented if value is None else _Map((key, _as_columns(each, schema["values"])) for key, each in value.items())
+        return (
+            NotImplemented
+            if value is None
+            else _Map((key, _as_columns(each, schema["values"])) for key, each in value.items())
+        )
     if kind == "float" and isinstance(value, (int, float)):
         return pa.scalar(value, pa.float64()).cast(pa.float32()).as_py()
     if kind == "bytes" and isinstance(value, str):  # a default, as it is in JSON
@@ -298,7 +311,9 @@ def _written(declared: Avro, reader: LaneReader, values: list[bytes], findings: 
     back = declared.reader().read(made.values)
     found = ""
     if made.refused or back.refused or (found := difference(back.columns.to_pylist(), good.to_pylist())):
-        findings.problems.append(f"written and read back: {found} {list(made.refused.items())[:2]} {list(back.refused.items())[:2]}\n{about}")
+        findings.problems.append(
+            f"written and read back: {found} {list(made.refused.items())[:2]} {list(back.refused.items())[:2]}\n{about}"
+        )
 
 
 FORMATS: dict[str, Callable[[int], Iterator[Callable[[Findings], None]]]] = {"avro": avro_blocks}

@@ -13,6 +13,7 @@ import streaming_jobs
 from tests.support import ROOT
 
 PUBLIC = [
+    "Avro",
     "Between",
     "ComputedTime",
     "DeltaSource",
