@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_jobs.declare.format import Refused
-from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes
+from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes, listed
 
 WRONG_TYPE, OUT_OF_RANGE = "wrong_type", "out_of_range"
 _WIDE = 64
@@ -314,12 +314,7 @@ class Lists:
                 rounds += 1
         if self.type is None:
             return None
-        owner = np.concatenate([*owners, np.zeros(0, np.int64)])
-        values = pa.concat_arrays(pieces) if pieces else pa.array([], self.type.value_type)
-        if len(pieces) > 1:
-            values = values.take(pa.array(np.argsort(owner, kind="stable")))
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(lanes)))])
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=self.type)
+        return listed(pieces, owners, len(lanes), self.type)
 
     @staticmethod
     def _counts(lanes: Lanes, rows: np.ndarray) -> np.ndarray:

@@ -13,8 +13,6 @@ A time in a field of milliseconds is cut to them; every other value is read back
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from decimal import Context, Decimal
 
 import numpy as np
@@ -35,20 +33,22 @@ from streaming_jobs.formats.avro_schema import (
     Union,
     optional,
 )
+from streaming_jobs.formats.binary_columns import (
+    Encoded,
+    joined,
+    not_utf8,
+    refusals,
+    runs,
+    slices,
+    with_length,
+    zigzags,
+)
 from streaming_jobs.formats.json_columns import FIRST_DAY, FIRST_MICROSECOND, LAST_DAY, LAST_MICROSECOND
-from streaming_jobs.formats.wire import is_utf8
+from streaming_jobs.formats.wire import spread
 
 _EXACT = Context(prec=80)
 _NOTHING = b"\0"
 """A count of 0, which ends an array."""
-
-
-@dataclass
-class Encoded:
-    """The bytes of each row, empty for a refused one, and the refusals by row."""
-
-    values: pa.Array
-    refused: dict[int, Refusal] = field(default_factory=dict)
 
 
 class AvroWriter:
@@ -86,10 +86,8 @@ def _value(declared: Node, array: pa.Array, place: str) -> Encoded:
     else:
         rows = np.flatnonzero(np.asarray(pc.is_valid(array)))
         some = _present(node, array.take(pa.array(rows)), place)
-        places = np.full(len(array), -1)
-        places[rows] = np.arange(len(rows))
-        spread = some.values.take(pa.array(places, mask=places < 0))
-        encoded = Encoded(spread, {int(rows[row]): refusal for row, refusal in some.refused.items()})
+        refused = {int(rows[row]): refusal for row, refusal in some.refused.items()}
+        encoded = Encoded(spread(some.values, rows, len(array)), refused)
     if isinstance(declared, Union):
         branch = bytes([2 * declared.branches.index(node)])
         null = bytes([2 * declared.branches.index(Primitive("null"))]) if may_be_null else b""
@@ -97,7 +95,7 @@ def _value(declared: Node, array: pa.Array, place: str) -> Encoded:
         encoded = Encoded(values.fill_null(null), encoded.refused)
     if array.null_count and not may_be_null:
         nulls = np.flatnonzero(np.asarray(pc.is_null(array)))
-        missing = _refusals(nulls, "missing_field", f"{place} is null, and the topic's schema requires it")
+        missing = refusals(nulls, "missing_field", f"{place} is null, and the topic's schema requires it")
         return Encoded(encoded.values.fill_null(b""), {**encoded.refused, **missing})
     return encoded
 
@@ -111,14 +109,14 @@ def _present(node: Node, array: pa.Array, place: str) -> Encoded:
     if isinstance(node, Enum):
         index = pc.index_in(array, pa.array(node.symbols, pa.string()))
         unknown = np.flatnonzero(np.asarray(pc.is_null(index)))
-        refused = _refusals(unknown, "unknown_symbol", f"{place} is no symbol of the enum {node}")
+        refused = refusals(unknown, "unknown_symbol", f"{place} is no symbol of the enum {node}")
         return Encoded(zigzags(np.asarray(pc.fill_null(index, 0)).astype(np.int64)), refused)
     assert not isinstance(node, Union)
     if node.precision:
         return _decimals(node, array, place)
     if isinstance(node, Fixed):
         wrong = np.flatnonzero(np.asarray(pc.not_equal(pc.binary_length(array), node.size)))
-        return Encoded(array.cast(pa.binary()), _refusals(wrong, "wrong_length", f"{place} has not {node.size} bytes"))
+        return Encoded(array.cast(pa.binary()), refusals(wrong, "wrong_length", f"{place} has not {node.size} bytes"))
     return _primitive(node, array, place)
 
 
@@ -135,8 +133,8 @@ def _primitive(node: Primitive, array: pa.Array, place: str) -> Encoded:
         return Encoded(slices(np.asarray(array).astype(np.uint8).tobytes(), np.ones(len(array), np.int64)))
     refused = {}
     if node.kind == "string":
-        refused = _not_utf8(array, place)
-    return Encoded(with_length(array.cast(pa.binary())), refused)
+        refused = not_utf8(array, place)
+    return Encoded(with_length(array.cast(pa.binary()), zigzags), refused)
 
 
 def _times(node: Primitive, array: pa.Array, place: str) -> tuple[np.ndarray, dict[int, Refusal]]:
@@ -150,7 +148,7 @@ def _times(node: Primitive, array: pa.Array, place: str) -> tuple[np.ndarray, di
     bounds = np.iinfo(np.int64)
     first, last = max(first, -(-bounds.min // divisor)), min(last, bounds.max // divisor)
     outside = (numbers < first) | (numbers > last)
-    refused = _refusals(np.flatnonzero(outside), "time_out_of_range", f"{place} is not in the years 1 to 9999")
+    refused = refusals(np.flatnonzero(outside), "time_out_of_range", f"{place} is not in the years 1 to 9999")
     return np.where(outside, 0, numbers) * divisor // factor, refused
 
 
@@ -166,7 +164,7 @@ def _decimals(node: Primitive | Fixed, array: pa.Array, place: str) -> Encoded:
             values.append(b"")
             refused[row] = Refusal("wrong_length", f"{place} does not fit into {size} bytes")
     content = pa.array(values, pa.binary())
-    return Encoded(content if size is not None else with_length(content), refused)
+    return Encoded(content if size is not None else with_length(content, zigzags), refused)
 
 
 def _lists(node: Array | Map, array: pa.Array, place: str) -> Encoded:
@@ -178,63 +176,9 @@ def _lists(node: Array | Map, array: pa.Array, place: str) -> Encoded:
         inner = Encoded(joined(keys.values, inner.values), {**inner.refused, **keys.refused})
     else:
         inner = _value(node.items, flat, f"{place}[]")
-    borders = np.concatenate([[0], np.cumsum(lengths)])
-    _, offsets, content = inner.values.buffers()
-    ends = np.frombuffer(offsets, np.int32)[inner.values.offset :][borders] if len(flat) else np.zeros(len(borders))
-    buffers = [None, pa.py_buffer(ends.astype(np.int32).tobytes()), content or pa.py_buffer(b"")]
-    items = pa.Array.from_buffers(pa.binary(), len(array), buffers)
+    items = runs(inner.values, lengths)
     counts = zigzags(lengths)
     ended = pa.repeat(pa.scalar(_NOTHING, pa.binary()), len(array))
     filled = pc.if_else(pa.array(lengths > 0), joined(counts, items, ended), ended)
     owners = np.repeat(np.arange(len(array)), lengths)
     return Encoded(filled, {int(owners[element]): refusal for element, refusal in inner.refused.items()})
-
-
-def _not_utf8(array: pa.Array, place: str) -> dict[int, Refusal]:
-    try:
-        array.validate(full=True)
-    except pa.ArrowInvalid:
-        rows = [row for row, value in enumerate(array.cast(pa.binary()).to_pylist()) if not is_utf8(value)]
-        return _refusals(rows, "not_utf8", f"the text of {place} is not UTF-8")
-    return {}
-
-
-def zigzags(numbers: np.ndarray) -> pa.Array:
-    """Numbers as Avro has them: the sign in the lowest bit, seven bits a byte."""
-    return varints(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
-
-
-def varints(numbers: np.ndarray) -> pa.Array:
-    """Numbers without a sign, seven bits a byte, the lowest ones first."""
-    octets = np.zeros((len(numbers), 10), np.uint8)
-    lengths = np.ones(len(numbers), np.int64)
-    rest = numbers
-    for place in range(10):
-        octets[:, place] = rest & np.uint64(0x7F)
-        rest = rest >> np.uint64(7)
-        if not (more := rest > 0).any():
-            break
-        octets[:, place] |= np.where(more, 0x80, 0).astype(np.uint8)
-        lengths += more
-    return slices(octets[np.arange(10) < lengths[:, None]].tobytes(), lengths)
-
-
-def slices(content: bytes, lengths: np.ndarray) -> pa.Array:
-    """The content in pieces of these lengths, as binary."""
-    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    buffers = [None, pa.py_buffer(borders.tobytes()), pa.py_buffer(content)]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
-
-
-def with_length(values: pa.Array) -> pa.Array:
-    """Bytes after their number."""
-    return joined(zigzags(np.asarray(pc.binary_length(values)).astype(np.int64)), values)
-
-
-def joined(*parts: pa.Array) -> pa.Array:
-    """The bytes of each row, one after the other; null if one of them is."""
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
-
-
-def _refusals(rows: Iterable[int], reason: str, detail: str) -> dict[int, Refusal]:
-    return dict.fromkeys(map(int, rows), Refusal(reason, detail))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from streaming_jobs.declare.format import (
@@ -164,6 +165,26 @@ class FramedReader:
 
     def read(self, values: Sequence[bytes | None]) -> Block:
         """Decode the values; raises SchemaUnavailable if the registry is needed, and does not answer."""
+        rows, refused = self._by_schema(values)
+        self._look_up(rows)
+        pieces: list[tuple[Sequence[int], Block]] = []
+        for prefix, chosen in rows.items():
+            reader = self._readers[prefix]
+            if isinstance(reader, Refusal):
+                refused |= dict.fromkeys(chosen, reader)
+                continue
+            some = values if len(chosen) == len(values) else [values[row] for row in chosen]
+            pieces.append((chosen, reader.read(cast("Sequence[bytes]", some), len(prefix))))
+        return gathered(len(values), self._declared.schema, self._names, pieces, refused)
+
+    def _by_schema(self, values: Sequence[bytes | None]) -> tuple[dict[bytes, Sequence[int]], dict[int, Refusal]]:
+        """The rows by the id of their values; mostly all have the same."""
+        if self._schemas is None and None not in values and b"" not in values:
+            return {b"": range(len(values))}, {}
+        if self._schemas is not None and values and (first := values[0]) and len(first) >= _LENGTHS.get(first[0], 99):
+            prefix = first[: _LENGTHS[first[0]]]
+            if None not in values and all(map(methodcaller("startswith", prefix), values)):
+                return {prefix: range(len(values))}, {}
         rows: dict[bytes, list[int]] = {}
         refused: dict[int, Refusal] = {}
         for row, value in enumerate(values):
@@ -175,16 +196,7 @@ class FramedReader:
                 refused[row] = _unframed(value)
             else:
                 rows.setdefault(value[:length], []).append(row)
-        self._look_up(rows)
-        pieces: list[tuple[Sequence[int], Block]] = []
-        for prefix, chosen in rows.items():
-            reader = self._readers[prefix]
-            if isinstance(reader, Refusal):
-                refused |= dict.fromkeys(chosen, reader)
-                continue
-            some = values if len(chosen) == len(values) else [values[row] for row in chosen]
-            pieces.append((chosen, reader.read(cast("Sequence[bytes]", some), len(prefix))))
-        return gathered(len(values), self._declared.schema, self._names, pieces, refused)
+        return dict(rows), refused
 
     def _look_up(self, prefixes: Iterable[bytes]) -> None:
         fresh = [prefix for prefix in prefixes if prefix not in self._readers]

@@ -30,7 +30,7 @@ class LaneReader:
 
     def __init__(self, steps: RecordSteps, names: Sequence[str]) -> None:
         self._steps = steps
-        self._names = names
+        self.names = names
 
     def read(self, values: Sequence[bytes], skip: int) -> Block:
         """Decode the values after their first `skip` bytes."""
@@ -39,13 +39,13 @@ class LaneReader:
         lanes = Lanes.of(values, skip)
         columns = self._steps.columns(lanes)
         bad = lanes.bad | (lanes.at != lanes.end)
-        batch = record_batch(len(values), {name: columns[name] for name in self._names})
+        batch = record_batch(len(values), {name: columns[name] for name in self.names})
         if not bad.any():
             return Block(batch, {})
         rows = np.flatnonzero(bad)
         judged = self.judged([values[row] for row in rows.tolist()], skip)
         refused = {int(rows[index]): refusal for index, refusal in judged.refused.items()}
-        if not self._names:
+        if not self.names:
             return Block(batch, refused)
         places = np.arange(len(values))
         places[rows] = np.arange(len(values), len(values) + len(rows))
@@ -69,12 +69,12 @@ class LaneReader:
                 rows.append(None)
         struct = pa.array(rows, self._steps.type)
         columns = dict(zip((each.name for each in struct.type), struct.flatten(), strict=True))
-        return Block(record_batch(len(values), {name: columns[name] for name in self._names}), refused)
+        return Block(record_batch(len(values), {name: columns[name] for name in self.names}), refused)
 
     def _in_halves(self, values: Sequence[bytes], skip: int) -> Block:
         middle = len(values) // 2
         first, second = self.read(values[:middle], skip), self.read(values[middle:], skip)
         refused = {**first.refused, **{middle + row: refusal for row, refusal in second.refused.items()}}
-        if not self._names:
+        if not self.names:
             return Block(record_batch(len(values), {}), refused)
         return Block(pa.concat_batches([first.columns, second.columns]), refused)

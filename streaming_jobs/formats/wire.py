@@ -100,6 +100,18 @@ class Lanes:
         self.bad[rows] = True
         self.at[rows] = self.end[rows]
 
+    def begin_with(self, mark: bytes) -> NDArray[Any]:
+        """True for lanes whose next bytes, seven at most, are these; without moving."""
+        mask, wanted = (np.uint64(int.from_bytes(each, "little")) for each in (b"\xff" * len(mark), mark))
+        same: NDArray[Any] = (self._joined.words[self.at] & mask == wanted) & (self.at + len(mark) <= self.end)
+        return same
+
+    def within(self, begin: np.ndarray, end: np.ndarray) -> Lanes:
+        """Lanes of the same records, of parts of them."""
+        lanes = Lanes(self._joined, begin.copy(), end, self.bad.copy())
+        lanes.depth = self.depth
+        return lanes
+
     def octets(self) -> NDArray[Any]:
         """The next byte of each lane, without moving."""
         octets: NDArray[Any] = self._joined.octets[self.at]
@@ -186,6 +198,25 @@ class Lanes:
         """The `width` bytes that end at each place, a row each, whoever they belong to."""
         octets: NDArray[Any] = self._joined.octets[np.maximum(end[:, None] + np.arange(-width, 0), 0)]
         return octets
+
+
+def listed(pieces: Sequence[pa.Array], owners: Sequence[np.ndarray], lanes: int, kind: pa.DataType) -> pa.Array:
+    """Lists of elements that were read in pieces: `owners` has the lane of each, in whose order they are."""
+    owner = np.concatenate([*owners, np.zeros(0, np.int64)])
+    values = pa.concat_arrays(pieces) if pieces else pa.array([], kind.value_type)
+    if len(pieces) > 1:
+        values = values.take(pa.array(np.argsort(owner, kind="stable")))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=lanes))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind)
+
+
+def spread(piece: pa.Array, rows: np.ndarray, lanes: int, absent: pa.Array | None = None) -> pa.Array:
+    """A column of which only these lanes have a value; the others are null, or have the one value of `absent`."""
+    places = np.full(lanes, -1 if absent is None else len(piece))
+    places[rows] = np.arange(len(rows))
+    if absent is not None:
+        return pa.concat_arrays([piece, absent]).take(pa.array(places))
+    return piece.take(pa.array(places, mask=places < 0))
 
 
 def is_utf8(value: bytes) -> bool:

@@ -16,6 +16,7 @@ EXTRAS = {
     "postgres": ("dagster_postgres",),
     "mcp": ("mcp", "anyio"),
     "lineage": ("openlineage", "attr"),
+    "protobuf": ("google.protobuf",),
 }
 """The packages, by their import names, that each extra of pyproject.toml brings."""
 

@@ -202,8 +202,9 @@ def test_the_id_may_be_in_a_header() -> None:
 
 
 def test_a_row_that_could_not_be_read_back_is_not_written() -> None:
-    schema = record(("s", {"type": "enum", "name": "E", "symbols": ["A"]}), ("f", {"type": "fixed", "name": "F", "size": 2}),
-                    ("t", {"type": "long", "logicalType": "timestamp-nanos"}), ("n", "string"))  # fmt: skip
+    symbol, two_bytes = {"type": "enum", "name": "E", "symbols": ["A"]}, {"type": "fixed", "name": "F", "size": 2}
+    nanos = {"type": "long", "logicalType": "timestamp-nanos"}
+    schema = record(("s", symbol), ("f", two_bytes), ("t", nanos), ("n", "string"))
     known = Known(schema)
     kinds = arrow_struct(Avro(schema).schema)
     good = {"s": "A", "f": b"xx", "t": datetime(2026, 1, 1, tzinfo=UTC), "n": "x"}
