@@ -343,4 +343,4 @@ class KafkaTopic:
 def _as_format(value: object) -> str:
     if isinstance(value, type):
         return f"{value.__name__}(...)"
-    return "Json(...) around the schema, Avro(schema), Text() or Raw()"
+    return "Json(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"

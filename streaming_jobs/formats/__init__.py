@@ -2,6 +2,8 @@
 
 from streaming_jobs.formats.avro import Avro
 from streaming_jobs.formats.json import Json
+from streaming_jobs.formats.json_schema import JsonSchema
+from streaming_jobs.formats.protobuf import Protobuf
 from streaming_jobs.formats.raw import Raw, Text
 
-__all__ = ["Avro", "Json", "Raw", "Text"]
+__all__ = ["Avro", "Json", "JsonSchema", "Protobuf", "Raw", "Text"]

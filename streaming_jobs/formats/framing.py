@@ -179,7 +179,7 @@ class FramedReader:
 
     def _by_schema(self, values: Sequence[bytes | None]) -> tuple[dict[bytes, Sequence[int]], dict[int, Refusal]]:
         """The rows by the id of their values; mostly all have the same."""
-        if self._schemas is None and None not in values and b"" not in values:
+        if self._schemas is None and None not in values:
             return {b"": range(len(values))}, {}
         if self._schemas is not None and values and (first := values[0]) and len(first) >= _LENGTHS.get(first[0], 99):
             prefix = first[: _LENGTHS[first[0]]]
@@ -188,9 +188,9 @@ class FramedReader:
         rows: dict[bytes, list[int]] = {}
         refused: dict[int, Refusal] = {}
         for row, value in enumerate(values):
-            if not value:
+            if value is None or (not value and self._schemas is not None):
                 refused[row] = _EMPTY
-            elif self._schemas is None:
+            elif self._schemas is None:  # no bytes are a message of defaults, too
                 rows.setdefault(b"", []).append(row)
             elif len(value) < (length := _LENGTHS.get(value[0], len(value) + 1)):
                 refused[row] = _unframed(value)

@@ -204,7 +204,8 @@ def _index(descriptor: Descriptor) -> bytes:
     path: list[int] = []
     while descriptor is not None:
         above = descriptor.containing_type
-        path.insert(0, descriptor.index)
+        beside = descriptor.file.message_types_by_name if above is None else above.nested_types_by_name
+        path.insert(0, list(beside).index(descriptor.name))
         descriptor = above
     return b"\0" if path == [0] else bytes([2 * len(path), *(2 * place for place in path)])
 
@@ -223,10 +224,10 @@ def _declared(schema: object, message: str) -> tuple[bytes, str]:
         try:
             schema = schema.read_bytes()
         except OSError as error:
-            raise UsageError(f"the descriptors {schema}: {error.strerror}", "name a file of protoc") from error
+            raise UsageError(f"the descriptors {error.filename}: {error.strerror}", "name a file of protoc") from error
     if not isinstance(schema, bytes) or not message:
         raise UsageError(
-            f"Protobuf has {schema!r:.80} and the message '{message}'",
+            f"Protobuf has {type(schema).__name__} and the message '{message}'",
             "write Protobuf(order_pb2.Order), or Protobuf(Path('order.desc'), message='shop.Order')",
         )
     return schema, message

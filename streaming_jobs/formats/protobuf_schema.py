@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -59,7 +59,7 @@ def descriptor(files: bytes, name: str) -> Descriptor:
     try:
         for file in FileDescriptorSet.FromString(files).file:
             pool.Add(file)
-        return pool.FindMessageTypeByName(name)  # type: ignore[no-any-return]
+        return pool.FindMessageTypeByName(name)
     except (DecodeError, TypeError, KeyError) as error:
         raise MessageFault(f"no message '{name}' can be found among the descriptors: {error}") from error
 
@@ -125,6 +125,7 @@ _WORDS = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|
 
 def message_name(text: str, path: Sequence[int]) -> str | None:
     """The name of the message at this place, `Outer.Inner`, without its package; None if there is none."""
+    names: Iterable[tuple[tuple[int, ...], str]]
     try:
         names = _of_descriptor(FileDescriptorProto.FromString(base64.b64decode(text, validate=True)).message_type)
     except (ValueError, DecodeError):

@@ -146,9 +146,10 @@ def _symbols(descriptor: FieldDescriptor) -> Scalar:
         number = _cut(32, signed=True)(cursor.varint())
         if number not in names:
             raise Refused("wrong_type", f"{number} is no value of the declared enum {descriptor.enum_type.full_name}")
-        return names[number]
+        return str(names[number])
 
-    absent = descriptor.enum_type.values_by_number[descriptor.default_value].name
+    default = None if is_repeated(descriptor) else descriptor.default_value
+    absent = None if default is None else descriptor.enum_type.values_by_number[default].name
     return Scalar(pa.string(), VARINT, absent, of, one)
 
 
@@ -322,8 +323,10 @@ class MessageSteps:
             value = Message(element, MessageSteps(inner, element, inner.GetOptions().map_entry))
         else:
             value = _symbols(each) if each.type == _F.TYPE_ENUM else _SCALARS[each.type]
-        default = None if inner is not None else each.default_value
-        absent = value.absent if each.type == _F.TYPE_ENUM or self.entry else default
+        if each.type == _F.TYPE_ENUM or (self.entry and inner is not None):
+            absent = value.absent
+        else:
+            absent = None if inner is not None or repeated else each.default_value
         return FieldStep(
             name=each.name,
             number=each.number,

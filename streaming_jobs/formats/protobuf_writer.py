@@ -30,7 +30,7 @@ from streaming_jobs.formats.binary_columns import (
     zigzags,
 )
 from streaming_jobs.formats.json_columns import FIRST_MICROSECOND, LAST_MICROSECOND
-from streaming_jobs.formats.protobuf_schema import TIMESTAMP, WRAPPERS, is_repeated
+from streaming_jobs.formats.protobuf_schema import TIMESTAMP, WRAPPERS, is_repeated, is_required
 from streaming_jobs.formats.protobuf_steps import BYTES, EIGHT, FOUR, VARINT
 from streaming_jobs.formats.wire import spread
 
@@ -96,7 +96,7 @@ def _singular(field: FieldDescriptor, array: pa.Array, place: str) -> Encoded:
     if not array.null_count:
         return Encoded(tagged, made.refused)
     refused = {int(rows[row]): refusal for row, refusal in made.refused.items()}
-    if not field.has_presence or field.label == _F.LABEL_REQUIRED:
+    if not field.has_presence or is_required(field):
         nulls = np.flatnonzero(np.asarray(pc.is_null(array)))
         refused |= refusals(nulls, "missing_field", f"{place} is null, and its field always has a value")
     return Encoded(spread(tagged, rows, len(array)).fill_null(b""), refused)

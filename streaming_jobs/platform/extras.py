@@ -17,6 +17,7 @@ EXTRAS = {
     "mcp": ("mcp", "anyio"),
     "lineage": ("openlineage", "attr"),
     "protobuf": ("google.protobuf",),
+    "json-schema": ("jsonschema_rs",),
 }
 """The packages, by their import names, that each extra of pyproject.toml brings."""
 

@@ -199,8 +199,10 @@ _FORMER_MODULES = {
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
     "Json": "formats.json",
+    "JsonSchema": "formats.json_schema",
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
+    "Protobuf": "formats.protobuf",
     "Slices": "slices",
 }
 """The module of each declared type, as the second scheme names it."""

@@ -1,10 +1,10 @@
 """Random and broken binary records: the quick reading against the exact one, and both against another library.
 
-    python -m tests.support.binary_fuzz --records 1000000 [--seed 1] [--format avro]
+    python -m tests.support.binary_fuzz --records 1000000 [--seed 1] [--format protobuf]
 
 Schemas, their evolution, records, and what breaks them are made from the seed. Ends with 1 and prints the input where
 a block's reading and that of its records differ, where a good record differs from what the other library reads (of
-Avro: fastavro), where a written row is not read back, or where something raises.
+Avro: fastavro; of Protobuf: Google's), where a written row is not read back, or where something raises.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ import pyarrow as pa
 
 from streaming_jobs.declare.format import RegisteredSchema
 from streaming_jobs.formats.avro import Avro
+from streaming_jobs.formats.framing import WithId
 from streaming_jobs.formats.lane_reader import LaneReader
 
 _SIZES = (1, 2, 7, 50, 300, 1000)
 _TEXTS = ("", "a", "größer 😀", "x" * 200, "customer-17", "\x00")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -98,7 +99,7 @@ def compared(
 
 def difference(one: Any, other: Any, place: str = "$") -> str:
     """Where two values differ, in words; empty if they are equal. NaN is equal to itself, a map to its last entries."""
-    if isinstance(other, _Map):
+    if isinstance(other, Entries):
         one = {each["key"]: each["value"] for each in one}
     if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
         return ""
@@ -108,6 +109,23 @@ def difference(one: Any, other: Any, place: str = "$") -> str:
         pairs = enumerate(zip(one, other, strict=True))
         return next(filter(None, (difference(*pair, f"{place}[{number}]") for number, pair in pairs)), "")
     return "" if one == other else f"{place}: {one!r:.200} and {other!r:.200}"
+
+
+class Entries(dict[str, Any]):
+    """A map, which has one value a key, while a column has every entry."""
+
+
+def written_back(declared: WithId, reader: LaneReader, values: list[bytes], findings: Findings, about: str) -> None:
+    """What was read is written, and read back as it was."""
+    rows = reader.read(values, 0)
+    good = rows.columns.take(pa.array([row for row in range(len(values)) if row not in rows.refused], pa.int64()))
+    made = declared.writer().write(good)
+    back = declared.reader().read(made.values)
+    found = ""
+    if made.refused or back.refused or (found := difference(back.columns.to_pylist(), good.to_pylist())):
+        findings.problems.append(
+            f"written and read back: {found} {list(made.refused.items())[:2]} {list(back.refused.items())[:2]}\n{about}"
+        )
 
 
 # Avro: a reader's schema, a writer's schema that differs from it as versions do, records by fastavro.
@@ -219,7 +237,7 @@ class AvroSchemas:
             micros = chance.choice(
                 (0, 1_700_000_000_000_000, chance.randint(-62_000_000_000_000_000, 253_000_000_000_000_000))
             )
-            at = _EPOCH + timedelta(microseconds=micros // 1000 * 1000)
+            at = EPOCH + timedelta(microseconds=micros // 1000 * 1000)
             return at.replace(tzinfo=None) if logical.startswith("local") else at
         return _LEAF[kind](chance)
 
@@ -261,7 +279,7 @@ def avro_blocks(seed: int) -> Iterator[Callable[[Findings], None]]:
             ) -> None:
                 other = lambda value: _by_fastavro(value, parsed, ours)  # noqa: E731, B023 - called before the next one
                 compared(readable, values, other, findings, about)
-                _written(declared, readable, values, findings, about)  # noqa: B023
+                written_back(declared, readable, values, findings, about)  # noqa: B023
 
             yield compare
 
@@ -290,7 +308,7 @@ def _as_columns(value: Any, schema: Any) -> Any:
         return (
             NotImplemented
             if value is None
-            else _Map((key, _as_columns(each, schema["values"])) for key, each in value.items())
+            else Entries((key, _as_columns(each, schema["values"])) for key, each in value.items())
         )
     if kind == "float" and isinstance(value, (int, float)):
         return pa.scalar(value, pa.float64()).cast(pa.float32()).as_py()
@@ -299,30 +317,19 @@ def _as_columns(value: Any, schema: Any) -> Any:
     return float(value) if kind == "double" else value
 
 
-class _Map(dict[str, Any]):
-    """A map, which has one value a key, while a column has every entry."""
+def blocks(name: str, seed: int) -> Iterator[Callable[[Findings], None]]:
+    """Blocks of a format without end."""
+    if name == "avro":
+        return avro_blocks(seed)
+    from tests.support.protobuf_fuzz import protobuf_blocks
 
-
-def _written(declared: Avro, reader: LaneReader, values: list[bytes], findings: Findings, about: str) -> None:
-    """What was read is written, and read back as it was."""
-    rows = reader.read(values, 0)
-    good = rows.columns.take(pa.array([row for row in range(len(values)) if row not in rows.refused], pa.int64()))
-    made = declared.writer().write(good)
-    back = declared.reader().read(made.values)
-    found = ""
-    if made.refused or back.refused or (found := difference(back.columns.to_pylist(), good.to_pylist())):
-        findings.problems.append(
-            f"written and read back: {found} {list(made.refused.items())[:2]} {list(back.refused.items())[:2]}\n{about}"
-        )
-
-
-FORMATS: dict[str, Callable[[int], Iterator[Callable[[Findings], None]]]] = {"avro": avro_blocks}
+    return protobuf_blocks(seed)
 
 
 def fuzz(name: str, records: int, seed: int) -> Findings:
     """Compare so many records of a format, or until something is wrong."""
     findings = Findings()
-    for compare in FORMATS[name](seed):
+    for compare in blocks(name, seed):
         compare(findings)
         if findings.problems or findings.records >= records:
             return findings
@@ -333,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--format", choices=sorted(FORMATS), default="avro")
+    parser.add_argument("--format", choices=("avro", "protobuf"), default="avro")
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     findings = fuzz(options.format, options.records, options.seed)
