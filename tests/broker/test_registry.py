@@ -39,6 +39,10 @@ PRICED = KafkaTopic("priced-orders", value=Avro({NOTED!r}))
 def noted(orders):
     return {{"t": orders.drop("_source"), "o": orders}}
 
+@stream(source=KafkaTopic("avro-orders", value=NOTED), sink=DeltaTable("plain"))
+def plain(orders):
+    return orders.drop("_source")
+
 @stream(source=PRICED, sink=DeltaTable("priced"))
 def priced(orders):
     return orders.drop("_source")
@@ -130,15 +134,14 @@ def test_versions_of_a_schema_dead_letters_and_a_replay_without_the_registry(hom
 @pytest.mark.timeout(400)
 def test_a_registry_that_is_away_only_delays_a_stream(home: Home) -> None:
     number = home.registry.register("avro-orders-value", ORDER)
-    home.registry.register("priced-orders-value", NOTED)
     home.send(ORDER, b"\0" + number.to_bytes(4, "big"), {"id": 1, "price": 1.5})
     home.registry.fault = 503
     back = threading.Timer(8.0, lambda: setattr(home.registry, "fault", 0))
     back.start()
     try:
-        home.read("noted")
+        home.read("plain")
     finally:
         back.cancel()
-    assert home.table("noted") == [(1, 1.5, None)]
-    assert len(home.registry.requests) > 3, "it was asked again"
-    assert not (home.settings.tables_folder / "noted_dead_letters").exists()
+    assert home.table("plain") == [(1, 1.5, None)]
+    assert len(home.registry.requests) > 1, "it was asked again"
+    assert not (home.settings.tables_folder / "plain_dead_letters").exists()
