@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
-    from streaming_jobs.formats import Avro, Json, JsonSchema, Protobuf, Raw, Text
+    from streaming_jobs.formats import Avro, Debezium, Json, JsonSchema, Protobuf, Raw, Text
     from streaming_jobs.settings import Settings
 
 _LAZY = {
     "Avro": "streaming_jobs.formats",
+    "Debezium": "streaming_jobs.formats",
     "Format": "streaming_jobs.declare.format",
     "Json": "streaming_jobs.formats",
     "JsonSchema": "streaming_jobs.formats",
@@ -45,6 +46,7 @@ __all__ = [
     "Avro",
     "Between",
     "ComputedTime",
+    "Debezium",
     "DeltaSource",
     "DeltaTable",
     "EpochMicros",

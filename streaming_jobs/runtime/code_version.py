@@ -196,6 +196,7 @@ _FORMER_MODULES = {
     **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
     "Avro": "formats.avro",
+    "Debezium": "formats.debezium",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
     "Json": "formats.json",

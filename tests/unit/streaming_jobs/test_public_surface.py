@@ -16,6 +16,7 @@ PUBLIC = [
     "Avro",
     "Between",
     "ComputedTime",
+    "Debezium",
     "DeltaSource",
     "DeltaTable",
     "EpochMicros",
