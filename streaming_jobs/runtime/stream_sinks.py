@@ -278,8 +278,11 @@ def _shards(
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
     lookup = cast("TopicLookup", connection.topics)
+    declared = sink.bound(SessionSchemas(connection.client))
+    if declared is not sink:
+        declared.topic.value.writer()  # type: ignore[attr-defined]  # refuses a schema that is not registered
     return TopicOutput(
-        declared=sink.bound(SessionSchemas(connection.client)),
+        declared=declared,
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,

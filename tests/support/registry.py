@@ -98,6 +98,8 @@ def served(double: RegistryDouble) -> Iterator[RegistryDouble]:
             double.log_ins.add(self.headers["Authorization"])
             status, body = double.answer(self.command, self.path, content)
             self.send_response(status)
+            if status in (301, 302, 307, 308):
+                self.send_header("Location", f"{double.url}/elsewhere")
             self.end_headers()
             self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode())
 

@@ -140,6 +140,8 @@ INCOMPATIBLE: list[tuple[str, Any, Any, str]] = [
      record(("a", {"type": "array", "items": "long"})), "at `\\$.a\\[\\]`"),
     ("another scale", record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2})),
      record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3})), "at `\\$.a`"),
+    ("a zone on one side", record(("a", {"type": "long", "logicalType": "local-timestamp-millis"})),
+     record(("a", {"type": "long", "logicalType": "timestamp-millis"})), "at `\\$.a`"),
     ("another record", record(("a", "long"), name="Other"), record(("a", "long")), "Other"),
     ("no record", "long", record(("a", "long")), "long"),
     ("no schema", {"type": "nothing"}, record(("a", "long")), "'nothing' is unknown"),

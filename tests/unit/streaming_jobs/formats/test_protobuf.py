@@ -147,6 +147,17 @@ def test_a_message_may_be_written_in_parts_and_in_any_order() -> None:
     assert row["leg"] == {"minutes": 5} and row["name"] == "a"
 
 
+def test_of_a_oneof_the_last_value_counts() -> None:
+    file = file_of("id 1 3")
+    file.message_type[1].oneof_decl.add(name="either")
+    for number in (20, 21):
+        file.message_type[1].field.add(name=f"o{number}", number=number, type=5, label=1, oneof_index=0)
+    first, second = b"\xa0\x01\x05", b"\xa8\x01\x06"
+    block = reading(file).read([first + second, second + first, first])
+    rows = [(row["o20"], row["o21"]) for row in block.columns.to_pylist()]
+    assert rows == [(None, 6), (5, None), (5, None)] and not block.refused
+
+
 def test_each_kind_of_bad_record_has_its_reason() -> None:
     good = ORDER(id=1, name="ab").SerializeToString()
     late = ORDER()

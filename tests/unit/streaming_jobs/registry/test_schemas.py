@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
 from streaming_jobs.errors import ConfigurationError, SchemaUnavailable
 from streaming_jobs.registry.client import Registry, RegistryAddress
 from streaming_jobs.registry.schemas import StoredSchemas
+from streaming_jobs.settings import RegistrySettings
 from streaming_jobs.sources.connection import SessionSchemas, client_file, read_client_file
 from tests.conftest import SettingsFactory
 from tests.support.registry import RegistryDouble, basic, served
@@ -70,7 +72,8 @@ def test_a_registry_that_does_not_answer_is_asked_again_later(
     registry.fault = status
     with pytest.raises(SchemaUnavailable, match=r"does not answer /schemas/ids/1"):
         schemas(registry, tmp_path).of([prefix(1)])
-    assert not list((tmp_path / "_schemas").glob("*")) if (tmp_path / "_schemas").exists() else True
+    assert not (tmp_path / "_schemas").exists()
+    assert registry.requests == ["GET /schemas/ids/1"], "a redirect is not followed: it could carry the log-in away"
     registry.fault = 0
     assert schemas(registry, tmp_path).of([prefix(1)])
 
@@ -178,3 +181,23 @@ def test_settings_that_make_no_sense_are_refused(settings: SettingsFactory, flag
     with pytest.raises(ConfigurationError, match=words) as refused:
         settings(flags)
     assert "s3cret" not in str(refused.value)
+
+
+def test_with_state_on_a_store_executors_find_the_schemas_there(
+    registry: RegistryDouble, settings: SettingsFactory, tables_on_a_store: dict[str, Any]
+) -> None:
+    registry.register("orders-value", ORDER)
+    made = settings({**tables_on_a_store, "state_dir": f"{tables_on_a_store['tables_dir']}-state"})
+    made = made.model_copy(update={"registry": RegistrySettings(url=[registry.url])})
+    there = json.loads(json.dumps(StoredSchemas.of_settings(made).values()))
+    wanted = {prefix(1): RegisteredSchema("AVRO", TEXT)}
+    assert StoredSchemas.from_values(there).of([prefix(1)]) == wanted
+    registry.fault = 503
+    assert StoredSchemas.from_values(there).of([prefix(1)]) == wanted
+    assert (made.state / "_schemas" / "id-1.json").exists()
+
+
+def test_a_replay_has_the_schemas_of_its_stream(settings: SettingsFactory, tmp_path: Path) -> None:
+    made = settings({})
+    replay = replay_settings(made, "orders", tmp_path / "replay", tmp_path / "tables")
+    assert replay.state == tmp_path / "replay" and replay.schemas == made.schemas == made.state / "_schemas"
