@@ -127,11 +127,16 @@ Node = Primitive | Fixed | Enum | Array | Map | Union | Record
 
 
 def parsed(text: str, references: Mapping[str, str] | None = None) -> Node:
-    """The node of a schema; `references` has texts of further schemas by name, whose types it uses."""
+    """The node of a schema; `references` has texts of further schemas, whose types it uses. Raises SchemaFault."""
     parser = _Parser()
-    for further in (references or {}).values():
-        parser.node(_json(further), "")
-    return parser.node(_json(text), "")
+    try:
+        for further in (references or {}).values():
+            parser.node(_json(further), "")
+        return parser.node(_json(text), "")
+    except (TypeError, AttributeError) as error:
+        raise SchemaFault(f"the schema has a part of another type than it should: {error}") from error
+    except RecursionError as error:
+        raise SchemaFault("the schema is nested too deeply") from error
 
 
 def _json(text: str) -> Any:
@@ -141,8 +146,6 @@ def _json(text: str) -> Any:
         if text in PRIMITIVES:
             return text
         raise SchemaFault(f"the schema is not JSON: {error}") from error
-    except RecursionError as error:
-        raise SchemaFault("the schema is nested too deeply") from error
 
 
 class _Parser:

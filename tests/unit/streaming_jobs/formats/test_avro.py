@@ -145,6 +145,7 @@ INCOMPATIBLE: list[tuple[str, Any, Any, str]] = [
     ("another record", record(("a", "long"), name="Other"), record(("a", "long")), "Other"),
     ("no record", "long", record(("a", "long")), "long"),
     ("no schema", {"type": "nothing"}, record(("a", "long")), "'nothing' is unknown"),
+    ("a part of another type", {"type": "record", "name": "Order", "fields": 5}, record(("a", "long")), "a part of"),
 ]  # fmt: skip
 
 
@@ -266,3 +267,11 @@ def test_a_declaration_is_pickled_and_compared_by_its_schema(tmp_path: Path) -> 
         from_file.reader()
     with pytest.raises(UsageError, match="ids='footer'"):
         Avro(RICH, ids="footer")  # type: ignore[arg-type]
+
+
+def test_a_writers_schema_that_is_nested_without_end_refuses_its_records() -> None:
+    text = '{"type":"array","items":' * 5_000 + '"long"' + "}" * 5_000
+    known = Known()
+    known.texts = [RegisteredSchema("AVRO", text)]
+    block = Avro(record(("a", "long"))).bound(known, "orders").reader().read([b"\0\0\0\0\1\2"])
+    assert block.refused[0].reason == "incompatible_schema" and "too deeply" in block.refused[0].detail
