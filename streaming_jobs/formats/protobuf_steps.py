@@ -257,7 +257,7 @@ class FieldStep:
     def _list(self, lanes: Lanes) -> pa.Array:
         pieces: list[pa.Array] = []
         owners: list[np.ndarray] = []
-        for wire in {self.value.wire, *([BYTES] if self.packed else [])}:
+        for wire in (self.value.wire, BYTES) if self.packed else (self.value.wire,):
             mark, rounds = self.mark(wire), 0
             rows = np.arange(len(lanes))
             while len(rows := rows[(lanes.begin_with(mark) & ~lanes.bad)[rows]]):
