@@ -144,4 +144,4 @@ def test_a_registry_that_is_away_only_delays_a_stream(home: Home) -> None:
         back.cancel()
     assert home.table("plain") == [(1, 1.5, None)]
     assert len(home.registry.requests) > 1, "it was asked again"
-    assert not (home.settings.tables_folder / "plain_dead_letters").exists()
+    assert rows(home.settings, "plain_dead_letters") == []
