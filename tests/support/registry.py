@@ -18,7 +18,10 @@ _UNKNOWN = {"subject": 40401, "version": 40402, "schema": 40403}
 
 @dataclass
 class RegistryDouble:
-    """Schemas by id, and by subject the ids of its versions. `fault` is the HTTP status of every answer, if set."""
+    """Schemas by id, and by subject the ids of its versions.
+
+    `fault` is the HTTP status of every answer, if set; with `faults`, of so many answers.
+    """
 
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
@@ -27,6 +30,7 @@ class RegistryDouble:
     log_ins: set[str | None] = field(default_factory=set)
     """The headers `Authorization` of the requests."""
     fault: int = 0
+    faults: int = 0
     refuses: str = ""
     """The reason for which a schema is not registered."""
     url: str = ""
@@ -48,8 +52,10 @@ class RegistryDouble:
 
     def answer(self, method: str, path: str, content: Any) -> tuple[int, Any]:
         """Status and body."""
-        if self.fault:
-            return self.fault, {"error_code": self.fault, "message": "as the test wants it"}
+        if fault := self.fault:
+            self.faults -= 1
+            self.fault = 0 if self.faults == 0 else fault
+            return fault, {"error_code": fault, "message": "as the test wants it"}
         match [unquote(part) for part in path.strip("/").split("/")], method:
             case ["schemas", "ids", number], "GET":
                 found = self.schemas.get(int(number))
