@@ -28,6 +28,8 @@ VARINT, EIGHT, BYTES, BEGIN, END, FOUR = range(6)
 _F = FieldDescriptor
 _ROUNDS, _FEW = 64, 64
 """Elements of a list after which fewer lanes than these are read by themselves."""
+_KEY_BYTES = 5
+"""Of the number of a field; parsers refuse more, even if they are zeros."""
 _SECOND, _NANOS = 1_000_000, 1_000_000_000
 
 
@@ -358,6 +360,7 @@ class MessageSteps:
         while len(rows := np.flatnonzero((lanes.at < lanes.end) & ~lanes.bad & ~known)):
             chosen = lanes.some(rows)
             keys = chosen.varints()
+            chosen.bad |= chosen.at - lanes.at[rows] > _KEY_BYTES
             numbers = (keys >> np.uint64(3)).view(np.int64)
             places = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
             unknown = (self.numbers[places] != numbers) & (numbers < below)
@@ -434,7 +437,9 @@ _SKIPPED: dict[int, Callable[[Lanes], Any]] = {
 
 
 def _key(cursor: Cursor) -> tuple[int, int]:
-    key = cursor.varint()
+    begin, key = cursor.at, cursor.varint()
+    if cursor.at - begin > _KEY_BYTES:
+        raise Refused(MALFORMED, f"the number of a field at byte {begin} has more than {_KEY_BYTES} bytes")
     if not 0 < key >> 3 < 1 << 29:
         raise Refused(MALFORMED, f"{key >> 3} is no number of a field, before byte {cursor.at}")
     return key >> 3, key & 7

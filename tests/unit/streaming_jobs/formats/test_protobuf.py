@@ -163,7 +163,15 @@ def test_each_kind_of_bad_record_has_its_reason() -> None:
     late = ORDER()
     late.at.seconds = 300_000_000_000
     bad = {
-        "malformed": (good[:-1], b"\x00", b"\xff" * 12, b"\xa7\x06", b"\xa3\x06\x08\x01"),
+        "malformed": (
+            good[:-1],
+            b"\x88\x80\x80\x80\x80\x00\x01",
+            b"\xa0\x86\x80\x80\x80\x00\x01",
+            b"\x00",
+            b"\xff" * 12,
+            b"\xa7\x06",
+            b"\xa3\x06\x08\x01",
+        ),
         "invalid_utf8": (b"\x1a\x02\xff\xfe",),
         "wrong_type": (b"\x0d\0\0\0\0", b"\x1b\x1c", ORDER(id=1).SerializeToString() + b"\x28\x09"),
         "out_of_range": (late.SerializeToString(),),
