@@ -245,6 +245,7 @@ _COLUMNS = {
     "streaming_jobs.sources": 3,
     "streaming_jobs.table_sources": 3,
     "streaming_jobs.formats": 4,
+    "streaming_jobs.registry": 4,
     "streaming_jobs.catalog": 0,
     "streaming_jobs.declare": 3,
     "streaming_jobs.settings": 2,

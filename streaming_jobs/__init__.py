@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
-    from streaming_jobs.formats import Json, Raw, Text
+    from streaming_jobs.formats import Avro, Debezium, Json, JsonSchema, Protobuf, Raw, Text
     from streaming_jobs.settings import Settings
 
 _LAZY = {
+    "Avro": "streaming_jobs.formats",
+    "Debezium": "streaming_jobs.formats",
     "Format": "streaming_jobs.declare.format",
     "Json": "streaming_jobs.formats",
+    "JsonSchema": "streaming_jobs.formats",
+    "Protobuf": "streaming_jobs.formats",
     "Raw": "streaming_jobs.formats",
     "Settings": "streaming_jobs.settings",
     "Text": "streaming_jobs.formats",
@@ -39,8 +43,10 @@ _LAZY = {
 }
 
 __all__ = [
+    "Avro",
     "Between",
     "ComputedTime",
+    "Debezium",
     "DeltaSource",
     "DeltaTable",
     "EpochMicros",
@@ -50,11 +56,13 @@ __all__ = [
     "Holds",
     "InSet",
     "Json",
+    "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
     "Matches",
     "NotNull",
     "PermanentError",
+    "Protobuf",
     "Raw",
     "Record",
     "RecourseError",

@@ -6,6 +6,7 @@
     │   ├── LeaseBusy         another driver holds the stream
     │   ├── TableAwaited      a table that the stream reads does not exist yet
     │   ├── TopicUnknown      the broker does not know a topic that it knew before
+    │   ├── SchemaUnavailable the schema registry does not answer, or does not know a schema yet
     │   └── FunctionRaised    the stream's own function raised an exception, the first time
     └── PermanentError        a retry is a bug; a person has to act
         ├── PreflightRefused  state, tables and topics do not agree; nothing was started
@@ -216,6 +217,16 @@ class FunctionFailed(PermanentError):
     """
 
     code = "REC-027"
+
+
+class SchemaUnavailable(TransientError):
+    """A record names a schema that is not stored yet, and the schema registry does not answer or does not know it.
+
+    The stream retries until the registry answers; after `registry.unknown_for` records of a schema that it does not
+    know become dead letters. Check `registry.url`, and that the producer uses the same registry.
+    """
+
+    code = "REC-038"
 
 
 class FunctionRaised(TransientError):

@@ -64,6 +64,7 @@ from streaming_jobs.settings_services import (
     McpSettings,
     MetricsSettings,
     QualitySettings,
+    RegistrySettings,
 )
 from streaming_jobs.storage.locations import Location, at
 from streaming_jobs.text import commands
@@ -80,6 +81,7 @@ __all__ = [
     "McpSettings",
     "MetricsSettings",
     "QualitySettings",
+    "RegistrySettings",
     "SavepointSettings",
     "SettingOrigin",
     "Settings",
@@ -162,6 +164,7 @@ class Settings(BaseSettings):
     )
     target: str = Field("", description="target of databricks.yml; empty: its default one")
     kafka: KafkaSettings = KafkaSettings()
+    registry: RegistrySettings = RegistrySettings()
     broker: BrokerSettings = BrokerSettings()
     spark: SparkSettings = SparkSettings()
     stream: StreamSettings = StreamSettings()
@@ -224,6 +227,12 @@ class Settings(BaseSettings):
     def tables(self) -> Location:
         """The location below which each table has its own."""
         return self._location(self.tables_dir or self.home / "tables")
+
+    @property
+    def schemas(self) -> Location:
+        """The location of the schemas that streams have used; that of a replay is the stream's own."""
+        place = self.registry.schemas_dir
+        return self.state / "_schemas" if place is None else self._location(place)
 
     def _location(self, place: str | Path) -> Location:
         return at(place, self.storage.options(str(place))) if is_remote(place) else _absolute(Path(place))

@@ -1,15 +1,16 @@
-"""The sections of what runs beside the streams: Dagster, metrics, an assistant's tools, lineage, suites and alerts."""
+"""The sections of what runs beside the streams: schema registry, Dagster, metrics, assistants, lineage, alerts."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from streaming_jobs.settings_sections import Duration, Names, Section, Span, as_list
+from streaming_jobs.settings_sections import Duration, FolderOrUrl, Names, Section, Span, as_list
 from streaming_jobs.text import commands
 
 
@@ -38,6 +39,44 @@ def _checked_services(urls: list[SecretStr]) -> list[SecretStr]:
 
 Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(as_list), AfterValidator(_checked_services)]
 """URLs of services, never shown: they hold tokens."""
+
+
+def _checked_registry(urls: list[str]) -> list[str]:
+    for url in urls:
+        if not re.match(r"https?://[^/\s@]+(/|$)", url):
+            raise ValueError("is no http or https URL without a user; registry.username and .password log in")
+    return [url.rstrip("/") for url in urls]
+
+
+class RegistrySettings(Section):
+    """The schema registry of formats such as Avro: any that has the interface of Confluent's (docs/registry.md)."""
+
+    url: Annotated[Names, AfterValidator(_checked_registry)] = Field(
+        [], description="address of the registry, or several of the same one, asked in turn"
+    )
+    username: str = Field("", description="the user, or the id of an API key")
+    password: SecretStr = Field(SecretStr(""), description="the user's password, or the key's secret; never shown")
+    token: SecretStr = Field(SecretStr(""), description="a bearer token, in place of a user; never shown")
+    ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
+    ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate and its key")
+    timeout: Span = Field(timedelta(seconds=10), description="time limit of one request to the registry")
+    unknown_for: Duration = Field(
+        timedelta(minutes=5),
+        description="time for which a stream waits for a schema that the registry does not know; then its records are "
+        "dead letters",
+    )
+    register_schemas: bool = Field(
+        False, description="register the schemas of topics that streams write; false: they have to be registered"
+    )
+    schemas_dir: FolderOrUrl | None = Field(
+        None, description="schemas that streams have used: a folder, or a URL; default <state>/_schemas"
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_log_in(self) -> Self:
+        if self.token.get_secret_value() and self.username:
+            raise ValueError("registry.token and registry.username are both set; one of them logs in")
+        return self
 
 
 class DagsterSettings(Section):

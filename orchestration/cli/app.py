@@ -30,6 +30,7 @@ from orchestration.cli import (
     recover,
     sample,
     savepoints,
+    schema,
     send,
     slices,
     state,
@@ -94,6 +95,7 @@ app.command("fleet", short_help="Print every stream: state, freshness, error bud
 app.command("lineage", short_help="Print OpenLineage events of sessions and batches.")(lineage.lineage)
 app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.feed)
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
+app.command("schema", short_help="Print the newest schema of a subject of the registry.")(schema.schema)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("metrics", short_help="Serve the streams' figures to Prometheus and OpenTelemetry.")(metrics.metrics)

@@ -15,6 +15,7 @@ from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
+    from streaming_jobs.declare.format import Schemas
     from streaming_jobs.stream import KafkaTopic
 
 
@@ -30,6 +31,7 @@ def send(
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command, create_topics
+    from streaming_jobs.registry.schemas import StoredSchemas
     from streaming_jobs.sources.producing import NewRecord, produce
     from streaming_jobs.text.spelling import instead
 
@@ -38,7 +40,7 @@ def send(
     if topic not in declared:
         raise UsageError(f"no stream reads a topic '{topic}'", instead(topic, declared))
     lines = [line for line in _content(file).splitlines() if line.strip()]
-    refusals = _refusals(declared[topic], lines)
+    refusals = _refusals(declared[topic], StoredSchemas.of_settings(call.settings), lines)
     embedded = not call.settings.kafka.bootstrap_servers
     if not embedded and not yes:
         _ask(f"send {number(len(lines))} records to topic {topic} of {call.settings.kafka.bootstrap_servers}?", topic)
@@ -59,9 +61,9 @@ def _content(file: str) -> bytes:
         raise UsageError(f"{file}: {error.strerror}", "name a file with one record per line") from error
 
 
-def _refusals(topic: KafkaTopic, lines: list[bytes]) -> Counter[str]:
+def _refusals(topic: KafkaTopic, schemas: Schemas, lines: list[bytes]) -> Counter[str]:
     """The number of lines that the topic's format refuses, by reason."""
-    refused = topic.value.reader().read(lines).refused
+    refused = topic.bound(schemas).value.reader().read(lines).refused
     return Counter(refusal.reason for refusal in refused.values())
 
 

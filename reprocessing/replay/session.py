@@ -183,13 +183,20 @@ def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) ->
 def replay_settings(
     settings: Settings, stream: str, state: Location, tables: Location, **stream_options: Any
 ) -> Settings:
-    """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints."""
+    """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints.
+
+    Schemas of records stay where the stream has them, so that a replay needs no registry.
+    """
     every = settings.savepoint.every * 0
+    schemas = settings.schemas
     own = settings.with_stream(stream, require_deploy=False, **stream_options).with_tables(tables)
     return own.model_copy(
         update={
             "state_dir": state if isinstance(state, Path) else state.url,
             "savepoint": settings.savepoint.model_copy(update={"every": every}),
+            "registry": settings.registry.model_copy(
+                update={"schemas_dir": schemas if isinstance(schemas, Path) else schemas.url}
+            ),
         }
     )
 

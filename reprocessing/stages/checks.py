@@ -33,6 +33,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.ledger.positions import decode, decode_partitions
 from streaming_jobs.platform.table_rows import QueryFailed, opened
+from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import Span
@@ -226,7 +227,7 @@ def _table(
     context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
 ) -> DeltaTable:
     """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
-    blocks = RecordBlocks(sink.topic, "all", recovered=True)
+    blocks = RecordBlocks(sink.topic.bound(StoredSchemas.of_settings(context.settings)), "all", recovered=True)
     schema = _rows(blocks, None, keyed=keyed).schema
     write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
     waiting: list[pa.Table] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
@@ -36,6 +36,16 @@ class Refused(Exception):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+        self.place = ""
+
+    def within(self, place: str) -> Refused:
+        """The same, of what lies at this place of the record: `.field` or `[3]`."""
+        self.place = place + self.place
+        return self
+
+    @property
+    def verdict(self) -> Refusal:
+        return Refusal(self.reason, f"{self.detail} - at `${self.place}`" if self.place else self.detail)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,10 @@ class Written:
 
 
 class BlockWriter(Protocol):
-    """A writing of blocks; it belongs to one process and is not pickled."""
+    """A writing of blocks; it belongs to one process and is not pickled.
+
+    With an attribute `headers`, pairs of name and bytes, the records of all its values get these headers.
+    """
 
     def write(self, rows: pa.RecordBatch) -> Written:
         """The value of each row of the schema's fields. The format's reader reads it back as the same row.
@@ -104,6 +117,40 @@ class Format(Protocol):
 
         Raises UsageError for a name that is not a field.
         """
+
+
+@dataclass(frozen=True)
+class RegisteredSchema:
+    """A schema of a registry: `kind` is AVRO, PROTOBUF or JSON; `references` has the texts that it needs, by name."""
+
+    kind: str
+    text: str
+    references: Mapping[str, str] = field(default_factory=dict)
+
+
+class Schemas(Protocol):
+    """The schemas of a registry, as a process reaches them; what was answered once never changes."""
+
+    def of(self, prefixes: Sequence[bytes]) -> Mapping[bytes, RegisteredSchema | Refusal]:
+        """The schema that each prefix of a value names, or why values with this prefix are refused.
+
+        Raises SchemaUnavailable if the registry does not answer, or may yet get to know one of them.
+        """
+
+    def prefix(self, subject: str, schema: RegisteredSchema) -> bytes:
+        """The prefix of values that are written by a schema of the subject.
+
+        Raises SchemaUnavailable if the registry does not answer, and ConfigurationError for a schema that it does not
+        take or does not have.
+        """
+
+
+@runtime_checkable
+class RegistryFormat(Protocol):
+    """A format whose records name their schemas; its other methods are those of `Format`, of what `bound` returns."""
+
+    def bound(self, schemas: Schemas, topic: str) -> Format:
+        """The format of this topic's records, which reads and writes with these schemas."""
 
 
 def checked_fields(schema: StructType, fields: Sequence[str] | None) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -26,6 +27,9 @@ from pyspark.sql.types import (
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _KINDS: tuple[type[DataType], ...] = (
     BooleanType,
@@ -84,3 +88,17 @@ def _type(name: str, declared: object) -> DataType:
     if not isinstance(declared, str) or text not in _TYPES:
         raise UsageError(f"field '{name}' has the type {declared!r}, which is unknown", instead(text, _TYPES))
     return _TYPES[text]()
+
+
+def nullable(kind: DataType) -> Any:
+    """The type with nulls allowed at every depth: a refused record has none of its fields."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
+    return ArrayType(nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind
+
+
+def arrow_struct(schema: StructType) -> pa.StructType:
+    """Arrow's type of decoded records, with nulls allowed at every depth."""
+    from pyspark.sql.pandas.types import to_arrow_type  # here: a declaration needs no Arrow
+
+    return to_arrow_type(nullable(schema), timezone="UTC")

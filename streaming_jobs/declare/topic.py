@@ -11,13 +11,23 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
-from streaming_jobs.declare.format import Block, BlockReader, Format, Refusal, checked_fields, read_one, record_batch
+from streaming_jobs.declare.format import (
+    Block,
+    BlockReader,
+    Format,
+    Refusal,
+    RegistryFormat,
+    Schemas,
+    checked_fields,
+    read_one,
+    record_batch,
+)
 from streaming_jobs.declare.names import check_event_time, checked_names
 from streaming_jobs.errors import FunctionRaised, UsageError
 from streaming_jobs.text.durations import parse_duration
@@ -311,6 +321,17 @@ class KafkaTopic:
         """The format of the records as the function sees them: `value`, with the event time where it is made."""
         return TimedFormat(self.value, self.event_time) if isinstance(self.event_time, EventTime) else self.value
 
+    def bound(self, schemas: Schemas) -> KafkaTopic:
+        """The topic with a format that has its schemas at hand; itself for a format that needs no registry."""
+        if not isinstance(self.value, RegistryFormat):
+            return self
+        return replace(self, value=self.value.bound(schemas, self.name))
+
+    @property
+    def id_header(self) -> str | None:
+        """The header in which records have the id of their value's schema; None: in no header."""
+        return getattr(self.value, "id_header", None)
+
     @property
     def time_column(self) -> str | None:
         return self.event_time.column if isinstance(self.event_time, EventTime) else self.event_time
@@ -328,4 +349,4 @@ class KafkaTopic:
 def _as_format(value: object) -> str:
     if isinstance(value, type):
         return f"{value.__name__}(...)"
-    return "Json(...) around the schema, Text() or Raw()"
+    return "Json(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"

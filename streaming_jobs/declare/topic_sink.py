@@ -9,10 +9,11 @@ def clean(raw_orders: DataFrame) -> DataFrame: ...
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
+from streaming_jobs.declare.format import Schemas
 from streaming_jobs.declare.names import checked_choice
 from streaming_jobs.declare.table import Emit, is_declared_table
 from streaming_jobs.declare.topic import KafkaTopic
@@ -66,7 +67,7 @@ class KafkaSink:
         if not hasattr(self.topic.value, "writer"):
             raise UsageError(
                 f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
-                "declare it with Json, Text or Raw, or give the format a `writer` (declare/format.py)",
+                "declare it with Json, Avro, Protobuf, Text or Raw, or give the format a `writer` (declare/format.py)",
             )
         fields = self.topic.value.schema.fieldNames()
         if taken := _TAKEN.intersection(fields):
@@ -99,6 +100,11 @@ class KafkaSink:
     @property
     def name(self) -> str:
         return self.topic.name
+
+    def bound(self, schemas: Schemas) -> KafkaSink:
+        """The sink with a format that has its schemas at hand (`KafkaTopic.bound`)."""
+        topic = self.topic.bound(schemas)
+        return self if topic is self.topic else replace(self, topic=topic)
 
     @property
     def ledger_name(self) -> str:

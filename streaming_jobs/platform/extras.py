@@ -16,6 +16,8 @@ EXTRAS = {
     "postgres": ("dagster_postgres",),
     "mcp": ("mcp", "anyio"),
     "lineage": ("openlineage", "attr"),
+    "protobuf": ("google.protobuf",),
+    "json-schema": ("jsonschema_rs",),
 }
 """The packages, by their import names, that each extra of pyproject.toml brings."""
 
@@ -44,7 +46,14 @@ def require(extra: str, needs: str) -> None:
 
 def installed(extra: str) -> bool:
     """True if each package of the extra can be found; nothing is imported."""
-    return all(find_spec(package) is not None for package in EXTRAS[extra])
+    return all(_is_found(package) for package in EXTRAS[extra])
+
+
+def _is_found(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # the package above it is not there
+        return False
 
 
 def missing(error: ImportError, needs: str) -> MissingExtra | None:

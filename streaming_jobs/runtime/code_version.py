@@ -200,11 +200,15 @@ _FORMER_MODULES = {
     **dict.fromkeys(("EpochSeconds", "EpochMillis", "EpochMicros", "ComputedTime", "TimedFormat"), "event_times"),
     **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
+    "Avro": "formats.avro",
+    "Debezium": "formats.debezium",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
     "Json": "formats.json",
+    "JsonSchema": "formats.json_schema",
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
+    "Protobuf": "formats.protobuf",
     "Slices": "slices",
 }
 """The module of each declared type, as the second scheme names it."""

@@ -44,7 +44,7 @@ from streaming_jobs.sinks.schemas import (
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
 from streaming_jobs.sinks.tables import all_tables, store_of
-from streaming_jobs.sources.connection import Connection, read_client_file
+from streaming_jobs.sources.connection import Connection, SessionSchemas, read_client_file
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.readers import TableReaders
@@ -282,8 +282,11 @@ def _shards(
 
 def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection, writer: Writer) -> TopicOutput:
     lookup = cast("TopicLookup", connection.topics)
+    declared = sink.bound(SessionSchemas(connection.client))
+    if declared is not sink:
+        declared.topic.value.writer()  # type: ignore[attr-defined]  # refuses a schema that is not registered
     return TopicOutput(
-        declared=sink,
+        declared=declared,
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,

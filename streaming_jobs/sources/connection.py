@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
+from streaming_jobs.declare.format import Refusal, RegisteredSchema
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, RecourseError, TransientError
+from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.storage.files import scratch
 from streaming_jobs.storage.locations import Location, StorePath, made_folder, remove_tree
 from streaming_jobs.text import commands
@@ -151,6 +153,7 @@ class Failures:
 # whoever may read below `state_dir` can read it. The next session of a home removes the file of a killed driver.
 
 _TIMEOUT = "recourse.timeout.seconds"
+_REGISTRY = "recourse.registry"
 _SHARED = "_clients"
 _LOOK_EVERY = 60.0
 
@@ -159,6 +162,7 @@ def client_file(settings: Settings, bootstrap: str) -> Location:
     """A new file for the cluster at `bootstrap`, for this process and the executors of its session."""
     values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
     values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
+    values[_REGISTRY] = StoredSchemas.of_settings(settings).values()
     folder: Location = scratch(settings.home, "kafka").folder
     if settings.spark.has_executors:
         folder = _shared(settings, folder.name)
@@ -188,15 +192,40 @@ def read_client_file(place: Location) -> tuple[dict[str, Any], timedelta]:
 
     An object of a store never changes, so each process reads it once.
     """
+    values = _values(place)
+    values.pop(_REGISTRY, None)
+    timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
+    return {**values, "logger": LIBRDKAFKA}, timeout
+
+
+@dataclass(frozen=True)
+class SessionSchemas:
+    """The schemas of a session's registry, in any of its processes; the log-in is in the file `client`."""
+
+    client: Location
+
+    def of(self, prefixes: Sequence[bytes]) -> Mapping[bytes, RegisteredSchema | Refusal]:
+        return self._stored.of(prefixes)
+
+    def prefix(self, subject: str, schema: RegisteredSchema) -> bytes:
+        return self._stored.prefix(subject, schema)
+
+    @property
+    def _stored(self) -> StoredSchemas:
+        return StoredSchemas.from_values(_values(self.client)[_REGISTRY])
+
+
+def _values(place: Location) -> dict[str, Any]:
     try:
-        values = json.loads(_read_once(place) if isinstance(place, StorePath) else place.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(
+            _read_once(place) if isinstance(place, StorePath) else place.read_text(encoding="utf-8")
+        )
     except (OSError, ValueError) as error:
         raise TransientError(
             f"the Kafka client's properties are gone: {place}",
             "the session has ended, or this executor does not share state with the driver",
         ) from error
-    timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
-    return {**values, "logger": LIBRDKAFKA}, timeout
+    return values
 
 
 @cache

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
 from streaming_jobs.sources.base import Archive, Span, TopicReader
-from streaming_jobs.sources.connection import is_client_gone, read_client_file
+from streaming_jobs.sources.connection import SessionSchemas, is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
 from streaming_jobs.sources.range_reader import RangeReader
@@ -207,7 +207,9 @@ class KafkaSource(FrameSource):
         return TopicReading(
             name,
             dict(start),
-            blocks=RecordBlocks(self.declared, rows, used, recovered=bool(self.void.spans)),
+            blocks=RecordBlocks(
+                self.declared.bound(SessionSchemas(self.client)), rows, used, recovered=bool(self.void.spans)
+            ),
             client=self.client,
             archive=self.archive,
             void=self.void,

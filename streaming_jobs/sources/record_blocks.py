@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
-    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -33,7 +32,9 @@ from pyspark.sql.types import (
 )
 
 from streaming_jobs.declare.format import BlockReader, Format, Refusal
-from streaming_jobs.errors import FunctionRaised
+from streaming_jobs.declare.schemas import nullable
+from streaming_jobs.errors import FunctionRaised, RecourseError
+from streaming_jobs.formats.framing import with_header
 from streaming_jobs.storage.files import write_json
 from streaming_jobs.storage.locations import Location, StorePath
 from streaming_jobs.stream import KafkaTopic
@@ -274,8 +275,8 @@ class RecordBlocks:
         """The decoded values, and by row why a record is refused."""
         values = records.values
         try:
-            block = self._reader.read(values)
-        except FunctionRaised:  # of the event time, which names it
+            block = self._reader.read(self._framed(records))
+        except RecourseError:  # of the event time, which names it, or of a schema registry
             raise
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -297,6 +298,12 @@ class RecordBlocks:
         if self.declared.time_column is not None and self._ahead is not None:
             refused.update(self._too_far_ahead(block.columns.column(self.declared.time_column), records, refused))
         return block.columns, refused
+
+    def _framed(self, records: SourceRecords) -> Sequence[bytes | None]:
+        """The values, after the schema's id where records have it in a header."""
+        if self.declared.id_header is None:
+            return records.values
+        return with_header(records.values, records.column("headers"))
 
     def _too_far_ahead(
         self, events: pa.Array, records: SourceRecords, refused: Mapping[int, Refusal]
@@ -360,13 +367,6 @@ def read_used(path: Location | None) -> frozenset[str] | None:
         return frozenset(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-
-
-def nullable(kind: DataType) -> Any:
-    """The type with nulls allowed at every depth: a refused record has none of its fields."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
-    return ArrayType(nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind
 
 
 def _shown(micros: int) -> str:

@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.sources.planner import BatchLimits, BatchSize
-from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, nullable, read_used
+from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, read_used
 from streaming_jobs.storage.locations import Location, opened_for_reading
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
 from streaming_jobs.text import commands

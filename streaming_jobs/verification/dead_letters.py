@@ -49,7 +49,7 @@ class Refusals:
         if record.value is None:
             return None if record.topic in self.keeps else TOMBSTONE
         read = self.readers.get(record.topic)
-        return read(record.value) if read is not None else None
+        return read(record) if read is not None else None
 
 
 def compare_letters(

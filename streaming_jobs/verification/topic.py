@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from numpy.typing import NDArray
 
 from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics
@@ -38,6 +39,8 @@ class RawRecord(NamedTuple):
     timestamp: int | None
     key: bytes | None
     value: bytes | None
+    schema_id: bytes = b""
+    """The id of the value's schema, where a header has it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class CommittedTopic:
     def low(self) -> Mapping[int, int]:
         """The first offset of each partition."""
         return {number: content.low for number, content in self.partitions.items()}
+
+
+def _schema_id(message: Message) -> bytes:
+    headers: Any = message.headers() or ()
+    return next((value for name, value in headers if name == ID_HEADER and value), b"")
 
 
 class RecordReader(Protocol):
@@ -154,7 +162,9 @@ class CommittedReader:
                     kind, at = message.timestamp()
                     offset = message.offset()
                     assert offset is not None
-                    yield RawRecord(self.name, number, offset, at if kind else None, message.key(), message.value())
+                    schema_id = _schema_id(message)
+                    timestamp = at if kind else None
+                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), schema_id)
         finally:
             consumer.close()
 

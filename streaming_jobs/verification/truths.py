@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth
+from streaming_jobs.declare.format import Schemas
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.platform import table_rows
 from streaming_jobs.storage.locations import Location
@@ -63,6 +64,7 @@ class ReadRecords:
     sources: Mapping[str, RecordReader]
     refusals: Refusals | None = None
     code: frozenset[str] = frozenset()
+    schemas: Schemas | None = None
 
     def arguments(self, truth: Truth, refused: Mapping[str, frozenset[int]]) -> dict[str, Iterator[Record]]:
         """By parameter the records of one topic, or of all where there is one parameter, without those refused."""
@@ -77,7 +79,8 @@ class ReadRecords:
             "take one argument for all records, or one for each source, named like it",
         )
 
-    def _of(self, source: KafkaTopic, refused: Mapping[str, frozenset[int]]) -> Iterator[Record]:
+    def _of(self, declared: KafkaTopic, refused: Mapping[str, frozenset[int]]) -> Iterator[Record]:
+        source = declared if self.schemas is None else declared.bound(self.schemas)
         read: Callable[[bytes], dict[str, Any]] | None = getattr(source.records, "read", None)
         letters = refused.get(source.name, frozenset())
         by_format = self.refusals.found.get(source.name, {}) if self.refusals is not None else {}
@@ -89,8 +92,13 @@ class ReadRecords:
             today = now.has(raw.topic, raw.partition, raw.offset)
             if place in letters or (today and place in by_format):
                 continue
-            reads = read if today or read is None else partial(_read_of_other_code, read, raw)
+            reads = read if read is None or not (source.id_header and raw.schema_id) else _after(raw.schema_id, read)
+            reads = reads if today or reads is None else partial(_read_of_other_code, reads, raw)
             yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
+
+
+def _after(schema_id: bytes, read: Callable[[bytes], dict[str, Any]]) -> Callable[[bytes], dict[str, Any]]:
+    return lambda value: read(schema_id + value)
 
 
 @dataclass(frozen=True)

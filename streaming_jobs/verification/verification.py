@@ -16,6 +16,7 @@ from streaming_jobs.catalog.archive import is_archive
 from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform import table_rows
+from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.storage.locations import delta_table
@@ -39,7 +40,7 @@ from streaming_jobs.verification.truths import (
 from streaming_jobs.verification.verifier import OverallVerdict, StreamVerdict, newest_versions, verify
 
 if TYPE_CHECKING:
-    from streaming_jobs.declare.format import BlockReader
+    from streaming_jobs.declare.format import Schemas
 
 
 Told = Callable[[str, int, int], None]
@@ -77,7 +78,10 @@ def verify_streams(
     at = newest_versions(subjects, settings.tables)
     readers = _readers(settings, begun, bootstrap, options.until)
     codes = {stream.name: code_version(stream, settings.flows).names for stream in begun}
-    refusals = {stream.name: refusals_of(stream, codes[stream.name]) for stream in begun} if options.decode else {}
+    schemas = StoredSchemas.of_settings(settings)
+    refusals = (
+        {stream.name: refusals_of(stream, schemas, codes[stream.name]) for stream in begun} if options.decode else {}
+    )
     topics = {name: _read(reader, begun, refusals, tell) for name, reader in readers.items()}
     judged = verify(
         subjects,
@@ -98,7 +102,8 @@ def verify_streams(
             verdicts.append(of_a_table(stream) if known_only else never_started(stream))
             continue
         verdict = replace(verdict, begun=_has_begun(settings, stream))
-        records = ReadRecords(stream, verdict.coverage, topics, readers, refusals.get(stream.name), codes[stream.name])
+        made, code = refusals.get(stream.name), codes[stream.name]
+        records = ReadRecords(stream, verdict.coverage, topics, readers, made, code, schemas)
         known = _Known(settings, verdict, records, marks[stream.name])
         mine = [truth for truth in truths if truth.table in {s.name for s in stream.sinks.values()}]
         more = []
@@ -263,23 +268,24 @@ def subject_of(stream: Stream) -> Subject:
     )
 
 
-def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
+def refusals_of(stream: Stream, schemas: Schemas, code: frozenset[str] = frozenset()) -> Refusals:
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
-    topics = stream.topics
+    topics = [topic.bound(schemas) for topic in stream.topics]
     return Refusals(
         # Of no columns: single records are judged several times faster.
-        readers={topic.name: _verdict(topic.records.reader([])) for topic in topics},
+        readers={topic.name: _verdict(topic) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
     )
 
 
-def _verdict(reader: BlockReader) -> Callable[[bytes], str | None]:
-    """A function that gives the reason why a format refuses a value."""
+def _verdict(topic: KafkaTopic) -> Callable[[RawRecord], str | None]:
+    """A function that gives the reason why the topic's format refuses a record, which has a value."""
+    reader = topic.records.reader([])
 
-    def reason(text: bytes) -> str | None:
-        refused = reader.read([text]).refused
+    def reason(record: RawRecord) -> str | None:
+        refused = reader.read([(record.schema_id if topic.id_header else b"") + (record.value or b"")]).refused
         return refused[0].reason if refused else None
 
     return reason

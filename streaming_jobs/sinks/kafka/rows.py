@@ -47,13 +47,18 @@ _SOURCE = "recourse.source"
 
 
 class RecordColumns:
-    """The columns of a block of rows; rows without a route go to `topic`, and all have the `fixed` headers."""
+    """The columns of a block of rows; rows without a route go to `topic`.
 
-    def __init__(self, rows: pa.RecordBatch, topic: str, fixed: Sequence[Header]) -> None:
+    All have the `fixed` headers, and those `of_values`, which belong to the format.
+    """
+
+    def __init__(
+        self, rows: pa.RecordBatch, topic: str, fixed: Sequence[Header], of_values: Sequence[Header] = ()
+    ) -> None:
         self._rows = rows
         self._names = frozenset(rows.schema.names)
         self._topic = topic
-        self._fixed = list(fixed)
+        self._fixed = [*fixed, *of_values]
         self.keys: Sequence[bytes | None] = self._list(KEY)
         self.times: Sequence[int | None] = self._list(TIMESTAMP)
         self._own = rows.column(HEADERS).to_pylist() if HEADERS in self._names else None
@@ -277,9 +282,11 @@ class RowJudge:
     """The headers that all records of the batch have."""
     refused: list[pa.Table] = field(default_factory=list)
     _writer: BlockWriter = field(init=False)
+    _of_values: Sequence[Header] = field(init=False)
 
     def __post_init__(self) -> None:
         self._writer = self.sink.topic.value.writer()  # type: ignore[attr-defined]
+        self._of_values = getattr(self._writer, "headers", ())
 
     def blocks(self, tables: Iterator[pa.Table | pa.RecordBatch]) -> Iterator[RowBlock]:
         """Yields all rows; raises PermanentError for a topic that does not exist, if the sink is declared so."""
@@ -294,7 +301,7 @@ class RowJudge:
         rows, values = block.rows, block.values
         if len(block.written) < rows.num_rows:
             rows, values = rows.take(pa.array(block.written, pa.int64())), [values[row] for row in block.written]
-        return RecordColumns(rows, self.sink.name, self.fixed).records(values)
+        return RecordColumns(rows, self.sink.name, self.fixed, self._of_values).records(values)
 
     def refused_rows(self) -> pa.Table | None:
         """All refused rows, with `__reason` and `__detail`; None without any."""
@@ -312,7 +319,7 @@ class RowJudge:
             tombs = set(pc.indices_nonzero(nothing).to_pylist())
             verdicts = {row: verdict for row, verdict in verdicts.items() if row not in tombs}
             values = [None if row in tombs else value for row, value in enumerate(values)] if tombs else values
-        columns = RecordColumns(rows, self.sink.name, self.fixed)
+        columns = RecordColumns(rows, self.sink.name, self.fixed, self._of_values)
         for row in range(rows.num_rows) if not self._all_are_taken(columns, values) else ():
             if row not in verdicts and (verdict := self._verdict(columns, row, values[row])) is not None:
                 verdicts[row] = verdict

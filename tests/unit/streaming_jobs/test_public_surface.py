@@ -13,8 +13,10 @@ import streaming_jobs
 from tests.support import ROOT
 
 PUBLIC = [
+    "Avro",
     "Between",
     "ComputedTime",
+    "Debezium",
     "DeltaSource",
     "DeltaTable",
     "EpochMicros",
@@ -24,11 +26,13 @@ PUBLIC = [
     "Holds",
     "InSet",
     "Json",
+    "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
     "Matches",
     "NotNull",
     "PermanentError",
+    "Protobuf",
     "Raw",
     "Record",
     "RecourseError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.binary_fuzz import main as compare_binary
 from tests.support.json_fuzz import fuzz, main
 from tests.support.readers import ending, failing, lenient
 
@@ -25,3 +26,14 @@ def test_a_wrong_verdict_an_error_and_a_crash_are_found_with_the_record_that_mak
     assert "KeyError: 'a null'" in problem and "None" in problem.partition("values: ")[2]
     (problem,) = fuzz(60, 1, ending).problems
     assert problem.startswith("the interpreter ended on None\nschema: {")
+
+
+@pytest.mark.parametrize("name", ["avro", "protobuf"])
+def test_binary_records_are_read_alike_side_by_side_one_by_one_and_by_another_library(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare_binary(["--format", name, "--records", "6000", "--seed", "20131231"]) == 0
+    text = capsys.readouterr().out
+    assert "no difference, no error" in text
+    for verdict in ("good", "malformed", "invalid_utf8"):
+        assert verdict in text

@@ -25,9 +25,17 @@ def test_the_extras_are_those_of_the_distribution() -> None:
     assert named.pop("all") == {"recourse-streams"} and named.keys() == EXTRAS.keys()
     distributions = packages_distributions()
     for extra, packages in EXTRAS.items():
-        brought = [{name.lower().replace("_", "-") for name in distributions[package]} for package in packages]
+        brought = [
+            {name.lower().replace("_", "-") for name in distributions[package.partition(".")[0]]}
+            for package in packages
+        ]
         assert named[extra] <= set().union(*brought) and all(names & named[extra] for names in brought), extra
     assert declared["all"] == [f"recourse-streams[{','.join(EXTRAS)}]"]
+
+
+def test_a_package_below_one_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(extras.EXTRAS, "protobuf", ("no_such_package.protobuf",))
+    assert not extras.installed("protobuf")
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -167,7 +168,7 @@ LINES: dict[str, StreamSource] = {"lines": topic("lines")}
 
 def allowed(flow: Stream, flows: list[str], *names: str) -> dict[str, list[str]]:
     """By sink those of the names that its rows may go to."""
-    connection = cast("Any", SimpleNamespace(topics=Lookup()))
+    connection = cast("Any", SimpleNamespace(topics=Lookup(), client=Path("client.json")))
     settings = Settings.load({"flows": flows})
     opened = cast("list[TopicOutput]", DiscardedTopicSinks().open(settings, flow, 1, connection))
     return {sink.declared.name: [name for name in names if sink.topics[name]] for sink in opened}

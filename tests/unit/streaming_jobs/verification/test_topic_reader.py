@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, TransientError
+from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.topic import CommittedReader, DeadlinePassed
@@ -38,6 +39,9 @@ class Message:
 
     def value(self) -> bytes:
         return b"v"
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return [("other", b"x"), (ID_HEADER, b"\0id")] if self.at == 1 else None
 
 
 END = KafkaError._PARTITION_EOF
@@ -118,3 +122,10 @@ def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: C
     assert sum(passed) == 4
     again = reader([Message(at) for at in range(1, 5)])
     assert [r.timestamp for r in again.records([Span("things", 0, 0, 3)])] == [1001, 1002]
+
+
+def test_a_schemas_id_in_a_header_is_kept_beside_the_value(reader: Callable[..., CommittedReader]) -> None:
+    made = reader([Message(at) for at in range(1, 5)])
+    records = list(made.records([Span("things", 0, 1, 5)]))
+    assert [record.schema_id for record in records] == [b"\0id", b"", b"", b""]
+    assert {record.value for record in records} == {b"v"}

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth, truth
 from streaming_jobs.errors import UsageError
+from streaming_jobs.formats.avro import Avro
 from streaming_jobs.formats.json import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification.delta_log import Entry
@@ -35,8 +36,10 @@ from streaming_jobs.verification.truths import (
     too_late,
     watermarks,
 )
+from streaming_jobs.verification.verification import refusals_of
 from tests.support.life import ROWS
 from tests.support.proofs import ListedRecords
+from tests.unit.streaming_jobs.formats.test_avro import Known, record
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -240,3 +243,19 @@ def test_floats_inside_of_a_value_may_differ_by_the_tolerance(kind: pa.DataType,
     assert not compare_rows(held(kind, made(1000.0)), held(kind, made(near)), 1e-9)
     assert compare_rows(held(kind, made(1000.0)), held(kind, made(near)))
     assert compare_rows(held(kind, made(1000.0)), held(kind, made(far)), 1e-9)
+
+
+def test_records_with_a_schemas_id_in_a_header_are_decoded_and_judged_with_it() -> None:
+    schema = record(("id", "long"))
+    topic = KafkaTopic("orders", Avro(schema, ids="header"))
+    stream = Stream("copies", lambda orders: orders, {"orders": topic}, {"copies": DeltaTable("copies")})
+    raw = RawRecord("orders", 0, 0, 0, None, b"\x0e", b"\0\0\0\0\1")
+    without = RawRecord("orders", 0, 1, 0, None, b"\x0e")
+    refusals = refusals_of(stream, Known(schema))
+    assert [refusals.reason(each) for each in (raw, without)] == [None, "not_framed"]
+    content = {"orders": CommittedTopic("orders", "id", {0: CommittedPartition(0, 1, np.arange(1))})}
+    listed = {"orders": ListedRecords([raw])}
+    records = ReadRecords(stream, Coverage(proved=[Span("orders", 0, 0, 1)]), content, listed, schemas=Known(schema))
+    declared = Truth("copies", lambda orders: [])
+    (read,) = records.arguments(declared, {})["orders"]
+    assert read.value == {"id": 7}
