@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.errors import FunctionRaised, LedgerConflict
 from streaming_jobs.ledger.entry import DROPPED, READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import (
     BatchFiles,
     BatchHooks,
@@ -30,6 +31,8 @@ from streaming_jobs.runtime.batch_hooks import (
     choose_path,
     fits_the_driver,
 )
+from streaming_jobs.runtime.failed_records import FailedRecords
+from streaming_jobs.runtime.isolation import Isolated, Isolation
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
@@ -63,6 +66,11 @@ class BatchCounts:
         self.rows |= {name: n for name, n in done.rows.items() if name.startswith(DROPPED)}
         self.rows[counted_as] = done.rows_written
         self.rules |= done.rules
+
+    def of_dropped(self, numbers: Mapping[str, int]) -> None:
+        """Count what the stream's error policy drops, beside what rules have dropped."""
+        for name, number in numbers.items():
+            self.rows[name] = self.rows.get(name, 0) + number
 
     def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
         """Count the prepared rows of a table, and the rows that its rules have removed."""
@@ -159,11 +167,17 @@ def output_frames(
         return {sinks.primary.name: frame, sinks.first.name: frame}
     held.callback(frame.unpersist)
     outputs = stream.outputs(**{next(iter(stream.sources)): frame.persist()})
+    return {sinks.primary.name: frame, **fitted_outputs(stream, sinks, outputs, topics)}
+
+
+def fitted_outputs(
+    stream: Stream, sinks: SinkSet, outputs: Mapping[str, DataFrame], topics: Sequence[str]
+) -> dict[str, DataFrame]:
+    """The outputs of the stream's function in the columns of their sinks, by the sink's name."""
     names = {sink.name: name for name, sink in stream.sinks.items()}
     names |= {sink.ledger_name: name for name, sink in stream.topic_sinks.items()}
     each = (sinks.primary, *sinks.secondary, *sinks.topics)
-    fitted = {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
-    return {sinks.primary.name: frame, **fitted}
+    return {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
 
 
 def run(frame: DataFrame) -> None:
@@ -191,6 +205,8 @@ class BatchPipeline:
     upkeep: Sequence[Upkeep] = ()
     query: Query | None = None
     pause: Pause | None = None
+    isolation: Isolation | None = None
+    """Sets aside records on which the function raises, and counts failures against the error budget."""
     ends_when_quiet: bool = False
     """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -274,16 +290,20 @@ class BatchPipeline:
         if path == "driver":
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
-            staged = self._stage_all(frame, entry, path, held)
+            staged, isolated = self._staged(frame, entry, path, held)
             computed = time.monotonic()
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
             self._look_at_sources()
+            if isolated is not None:
+                self._seen = dict(isolated.counts)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.check_lease()
             self.hooks.before_commit()
-            entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
+            failed = self._failed(entry, staged)
+            failed.check(frame.sparkSession, entry, self.sources, self.isolation)
+            entry = self._commit_others(frame.sparkSession, entry, staged, failed, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
@@ -301,6 +321,49 @@ class BatchPipeline:
         self._finish(entry, began, path, primary.committer, version, newest_record=newest_record, phase_s=phases)
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _staged(
+        self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack
+    ) -> tuple[dict[str, PendingWrite], Isolated | None]:
+        """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
+        try:
+            return self._stage_all(frame, entry, path, held), None
+        except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
+            isolated = self._isolated(frame.sparkSession, entry, error, held)
+        return self._stage_all(self._without_state(isolated), entry, path, held), isolated
+
+    def _isolated(self, spark: SparkSession, entry: LedgerEntry, error: Exception, held: ExitStack) -> Isolated:
+        """Set aside the records on which the function raised `error`; raises it if none is set aside.
+
+        A batch that a table has already is not searched: its records there are those of the run that wrote them. With
+        state, the query begins again without the records, and so does its state.
+        """
+        raised = classify(error)
+        has_batch = any((at := sink.position) is not None and at >= entry.txn for sink in self.sinks)
+        keeps = self.isolation is None or self.stream.errors.function == "fail"
+        if keeps or not isinstance(raised, FunctionRaised) or has_batch:
+            raise error
+        assert self.isolation is not None
+        self.hooks.check_lease()
+        isolated = self.isolation.isolate(spark, entry, raised, held)
+        self.hooks.at("set_aside", self.stream.name, entry.batch)
+        if self.traits.may_keep_state:
+            self.replanned = True
+            raise StopAtBorder
+        self.sources = self.isolation.sources
+        return isolated
+
+    def _without_state(self, isolated: Isolated) -> DataFrame:
+        """The frame of a batch without the records that are set aside, as Spark gives it."""
+        if len(self.stream.output_names) > 1:
+            return next(iter(isolated.records.values()))
+        (output,) = self.stream.outputs(**isolated.records).values()
+        return self.sinks.first.fit(output, [source.name for source in self.sources])
+
+    def _failed(self, entry: LedgerEntry, staged: Mapping[str, PendingWrite]) -> FailedRecords:
+        raised = {} if self.isolation is None else self.isolation.aside_of(entry.txn)
+        drops = self.isolation is not None and self.isolation.aside.action == "drop"
+        return FailedRecords.of(self.stream.errors, self.sources, self._seen, staged, raised, drops_raised=drops)
 
     def _records(self, batch: int) -> int:
         return sum(offsets.records for offsets in self._ranges(batch))
@@ -384,11 +447,17 @@ class BatchPipeline:
         return staged
 
     def _commit_others(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        staged: Mapping[str, PendingWrite],
+        failed: FailedRecords,
+        path: Route,
+        held: ExitStack,
     ) -> LedgerEntry:
         """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
         counts, mixed = BatchCounts(), []
-        for sink, done, pending in self._others(spark, entry, staged, path, held):
+        for sink, done, pending in self._others(spark, entry, staged, failed, path, held):
             counted_as = self.sinks.counted_as(sink)
             if done is not None:
                 counts.of_commit(counted_as, done)
@@ -403,10 +472,17 @@ class BatchPipeline:
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
+        counts.of_dropped(failed.dropped(self.sinks))
         return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
 
     def _others(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        staged: Mapping[str, PendingWrite],
+        failed: FailedRecords,
+        path: Route,
+        held: ExitStack,
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
@@ -414,7 +490,7 @@ class BatchPipeline:
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
         refuse_other_letters(done, staged, self.sinks, entry)
-        yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
+        yield letters, done, self._stage_letters(spark, entry, failed, path, held) if done is None else None
         for companion in self.sinks.companions:
             sink = companion.sink
             done, pending = self._done(sink, replace(entry, table=sink.name)), None
@@ -454,13 +530,12 @@ class BatchPipeline:
         return ({"late": late} if late else {}), newest_record
 
     def _stage_letters(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self, spark: SparkSession, entry: LedgerEntry, failed: FailedRecords, path: Route, held: ExitStack
     ) -> PendingWrite | None:
-        """The batch's dead letters: records refused while decoding, and output rows without their key."""
+        """The batch's dead letters: records refused while decoding or set aside, and output rows without their key."""
         ranges = {r.topic: r for r in entry.offsets}
-        counts = [(source, self._seen.get(source.observation)) for source in self.sources]
-        refused = [(source, ranges[source.name], seen.bad) for source, seen in counts if seen is not None and seen.bad]
-        rejected = [s.rejected for s in staged.values() if s.rejected is not None and s.rejected.num_rows]
+        refused = [(s, ranges[s.name], number) for s in self.sources if (number := failed.letters_of(s.name))]
+        rejected = failed.rejected_letters
         if not refused and not rejected:
             return None
         with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
+from streaming_jobs.declare.error_policy import DEFAULT_POLICY
 from streaming_jobs.declare.topic import ComputedTime, KafkaTopic
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.stream import Stream
@@ -197,6 +198,7 @@ _FORMER_MODULES = {
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
+    "ErrorPolicy": "error_policy",
     "Json": "formats.json",
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
@@ -298,6 +300,7 @@ def _declared(stream: Stream, type_name: TypeName) -> list[object]:
         "sink": stream.sinks,
         "topic": stream.topic_sinks,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
+        "errors": {"": stream.errors} if stream.errors != DEFAULT_POLICY else {},
     }
     return [
         (kind, name, _described(each, type_name)) for kind, by_name in parts.items() for name, each in by_name.items()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -25,9 +26,10 @@ from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch import BatchPipeline, fitted_outputs
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
     EMIT,
@@ -39,6 +41,7 @@ from streaming_jobs.runtime.spark_plan import (
     used_columns,
 )
 from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
     KafkaTopicSinks,
     TopicSinks,
@@ -56,9 +59,10 @@ from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
-from streaming_jobs.state import checkpoint, stream_record
+from streaming_jobs.state import checkpoint, set_aside, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
+from streaming_jobs.state.set_aside import SetAside
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
@@ -301,7 +305,9 @@ class QueryBuilder:
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
             record = stream_record.save(self.settings, record)
-        sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
+        aside = set_aside.load(StreamFolder.of(self.settings, name).set_aside)
+        topic_ids = {topic.name: topic.topic_id or "" for topic in snapshot.topics}
+        sources = self._without(aside, record.generation, self._sources(topic_ids))
         starts = self._starts(record, snapshot)
         frames = {
             s.parameter: s.stream(spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name)
@@ -309,6 +315,7 @@ class QueryBuilder:
         }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
+        self._check_isolation(spark, sources, plan_traits)
         record = self._bound(record, snapshot, starts, outputs)
         check_topics(self.stream, outputs)
         self._check_lease()  # opening the topics fences every other driver
@@ -328,7 +335,7 @@ class QueryBuilder:
         handle = QueryHandle(spark)
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
-        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
+        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, aside)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
@@ -361,12 +368,10 @@ class QueryBuilder:
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> None:
         """Raise what `assemble` would raise for the stream's function; writes nothing, and needs no broker."""
-        frames = {
-            s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name)
-            for s in self._sources({})
-        }
+        sources = self._sources({})
+        frames = {s.parameter: s.stream(spark, start={}, limits=self.limits, owner=self.stream.name) for s in sources}
         outputs = self._outputs(frames)
-        self._checked_traits(outputs)
+        self._check_isolation(spark, sources, self._checked_traits(outputs))
         self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
@@ -397,6 +402,48 @@ class QueryBuilder:
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
         archives = self.archives or Archives(self.settings)
         return sources_of(self.stream, self.stream_settings, self.connection.client, archives, topic_ids)
+
+    def _without(
+        self, aside: SetAside, generation: int, sources: Sequence[KafkaSource | TableSource]
+    ) -> list[KafkaSource | TableSource]:
+        """The sources without the records that a batch of this generation has set aside."""
+        drops = self.stream.errors.decode == "drop"
+        return [
+            replace(source, aside=aside.of_topic(source.name, generation), drops_refused=drops)
+            if isinstance(source, KafkaSource)
+            else source
+            for source in sources
+        ]
+
+    def _check_isolation(
+        self, spark: SparkSession, sources: Sequence[KafkaSource | TableSource], plan_traits: PlanTraits
+    ) -> None:
+        """Raise ConfigurationError if records on which the function raises can not be found ahead of its state."""
+        if self.stream.errors.function != "fail" and plan_traits.may_keep_state:
+            stateless_parts(self.stream, {source.parameter: source.batch(spark, {}, {}) for source in sources})
+
+    def _isolation(
+        self,
+        generation: int,
+        sources: Sequence[KafkaSource | TableSource],
+        sinks: SinkSet,
+        plan_traits: PlanTraits,
+        aside: SetAside,
+    ) -> Isolation:
+        stream, topics = self.stream, [source.name for source in sources]
+
+        def outputs(records: Mapping[str, DataFrame]) -> list[DataFrame]:
+            return list(fitted_outputs(stream, sinks, stream.outputs(**records), topics).values())
+
+        return Isolation(
+            stream.name,
+            stream.errors,
+            StreamFolder.of(self.settings, stream.name).set_aside,
+            [source for source in sources if isinstance(source, KafkaSource)],
+            partial(stateless_parts, stream) if plan_traits.may_keep_state else outputs,
+            aside if aside.generation == generation else SetAside(spent=aside.spent),
+            self._is_replay,
+        )
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""
@@ -509,6 +556,7 @@ class QueryBuilder:
         plan_traits: PlanTraits,
         handle: QueryHandle,
         slices: SliceCommits,
+        aside: SetAside,
     ) -> BatchPipeline:
         name = self.stream.name
         keeper = PeriodicSavepoints(self.settings, self.stream, record)
@@ -540,6 +588,7 @@ class QueryBuilder:
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
+            isolation=self._isolation(record.generation, sources, sinks, plan_traits, aside),
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 

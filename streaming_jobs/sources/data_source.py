@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RECORD, note_used
 from streaming_jobs.storage.locations import Location
@@ -284,7 +285,7 @@ class FrameSource(ABC):
         used.unlink(missing_ok=True)
         reading = self._reading(self.reading_name(owner), "all", start, used)
         judged = load(spark, replace(reading, limits=limits, workers=_parallel_tasks(spark)))
-        frame = self._good(judged.observe(self.observation, *self._counted()))
+        frame = self.good(judged.observe(self.observation, *self._counted()))
         if self.event_time is None or self.lateness is None:
             return frame
         return frame.withWatermark(self.event_time, f"{milliseconds(self.lateness)} milliseconds")
@@ -298,7 +299,15 @@ class FrameSource(ABC):
 
     def batch(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
         """The good records of a range as a batch frame."""
-        return self._good(self._range(spark, "all", start, end))
+        return self.good(self.judged(spark, start, end))
+
+    def judged(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+        """All records of a range with the verdict on them, as a batch frame; `good` leaves out the refused ones."""
+        return self._range(spark, "all", start, end)
+
+    def counts(self, judged: DataFrame) -> SourceCounts:
+        """The counts of the records in a frame of `judged`, as the streaming frame observes them."""
+        return SourceCounts(*judged.agg(*self._counted()).head())  # type: ignore[misc]
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
@@ -308,7 +317,7 @@ class FrameSource(ABC):
         """Good records of a range whose event time is at or behind a watermark; a time without a zone is UTC."""
         if self.event_time is None:
             return 0
-        judged = self._range(spark, "all", offsets.start, offsets.end)
+        judged = self.judged(spark, offsets.start, offsets.end)
         late = F.unix_micros(F.col(RECORD)[self.event_time].cast("timestamp")) <= F.lit(watermark_ms * 1000)
         return judged.where(~F.col("_bad") & late).count()
 
@@ -329,7 +338,7 @@ class FrameSource(ABC):
             figures += [F.max(F.when(~bad, F.unix_micros("timestamp"))).alias("newest")]
         return figures
 
-    def _good(self, judged: DataFrame) -> DataFrame:
+    def good(self, judged: DataFrame) -> DataFrame:
         """The good records: their fields, and their position as `_source`."""
         position = F.struct(*(F.col(name) for name in self._position))
         return judged.where(~F.col("_bad")).select(f"{RECORD}.*", position.alias(SOURCE_COLUMN))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
-from streaming_jobs.sources.base import Archive, Span
+from streaming_jobs.sources.base import Archive, Aside, Span
 from streaming_jobs.sources.connection import is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import Planner
@@ -135,12 +135,15 @@ def grouped(
 class KafkaSource(FrameSource):
     """One topic of one stream. `archive` has what the topic no longer has.
 
-    Records in the `void` ranges are not read.
+    Records in the `void` ranges are not read. Those `aside` are refused, whatever the format says. With
+    `drops_refused`, records that the format refuses get no dead letter.
     """
 
     declared: KafkaTopic
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
+    aside: Aside = field(default_factory=dict)
+    drops_refused: bool = False
 
     kind = "kafka"
 
@@ -172,7 +175,14 @@ class KafkaSource(FrameSource):
         return TopicReading(
             name,
             dict(start),
-            blocks=RecordBlocks(self.declared, rows, used, recovered=bool(self.void.spans)),
+            blocks=RecordBlocks(
+                self.declared,
+                rows,
+                used,
+                recovered=bool(self.void.spans),
+                aside=self.aside,
+                drops_refused=self.drops_refused,
+            ),
             client=self.client,
             archive=self.archive,
             void=self.void,

@@ -20,6 +20,7 @@ PUBLIC = [
     "EpochMicros",
     "EpochMillis",
     "EpochSeconds",
+    "ErrorPolicy",
     "Format",
     "Holds",
     "InSet",
