@@ -94,7 +94,9 @@ def test_tombstones_are_rows_where_the_topic_keeps_them() -> None:
     assert empty["reason"] == "empty_value"
 
 
-def test_a_record_that_is_set_aside_is_refused_with_nulls_for_its_fields_and_one_without_a_letter_is_in_no_rows() -> None:
+def test_a_record_that_is_set_aside_is_refused_with_nulls_for_its_fields_and_one_without_a_letter_is_in_no_rows() -> (
+    None
+):
     long = "x" * 1_000
     aside = {(0, 1): Refusal("function_raised", long, 4_000), (0, 3): None, (1, 0): Refusal("function_raised", "other")}
     messages = [record(0, offset, b'{"n":%d}' % offset if offset != 2 else b"{") for offset in range(5)]
