@@ -33,6 +33,7 @@ from streaming_jobs.runtime.batch_hooks import (
 )
 from streaming_jobs.runtime.failed_records import FailedRecords
 from streaming_jobs.runtime.isolation import Isolated, Isolation
+from streaming_jobs.runtime.output_frames import output_frames, run
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
@@ -151,38 +152,6 @@ def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
     """Where a batch lies in the topics that have it."""
     entries = [entry for sink in topics if (entry := sink.newest_entry()) is not None and entry.txn == txn]
     return tuple(each for entry in entries for each in entry.written)
-
-
-# The frames of a batch, by the sinks that take them.
-
-
-def output_frames(
-    stream: Stream, sinks: SinkSet, frame: DataFrame, topics: Sequence[str], held: ExitStack
-) -> dict[str, DataFrame]:
-    """A fitted frame for each sink of the function's outputs, by the sink's name.
-
-    With one output, Spark's frame is fitted to it already. With several, it is the source's, and computed once for all.
-    """
-    if len(stream.output_names) == 1:
-        return {sinks.primary.name: frame, sinks.first.name: frame}
-    held.callback(frame.unpersist)
-    outputs = stream.outputs(**{next(iter(stream.sources)): frame.persist()})
-    return {sinks.primary.name: frame, **fitted_outputs(stream, sinks, outputs, topics)}
-
-
-def fitted_outputs(
-    stream: Stream, sinks: SinkSet, outputs: Mapping[str, DataFrame], topics: Sequence[str]
-) -> dict[str, DataFrame]:
-    """The outputs of the stream's function in the columns of their sinks, by the sink's name."""
-    names = {sink.name: name for name, sink in stream.sinks.items()}
-    names |= {sink.ledger_name: name for name, sink in stream.topic_sinks.items()}
-    each = (sinks.primary, *sinks.secondary, *sinks.topics)
-    return {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
-
-
-def run(frame: DataFrame) -> None:
-    """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
-    frame.write.format("noop").mode("overwrite").save()
 
 
 log = structlog.get_logger()

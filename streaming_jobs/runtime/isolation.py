@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,10 +35,14 @@ from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, with_traceback
+from streaming_jobs.runtime.output_frames import fitted_outputs
+from streaming_jobs.runtime.stateless_part import stateless_parts
+from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
 from streaming_jobs.state import set_aside
 from streaming_jobs.state.set_aside import RaisingRecord, SetAside, Spent
 from streaming_jobs.storage.object_files import ObjectHandle
+from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
@@ -225,6 +230,26 @@ class Isolation:
     aside: SetAside
     in_replay: bool = False
     clock: Callable[[], float] = time.time
+
+    @classmethod
+    def of(
+        cls,
+        stream: Stream,
+        file: ObjectHandle,
+        aside: SetAside,
+        sources: Sequence[KafkaSource],
+        sinks: SinkSet,
+        *,
+        stateful: bool,
+        in_replay: bool,
+    ) -> Isolation:
+        topics = [source.name for source in sources]
+
+        def outputs(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
+            return list(fitted_outputs(stream, sinks, stream.outputs(**records), topics).values())
+
+        runs = partial(stateless_parts, stream) if stateful else outputs
+        return cls(stream.name, stream.errors, file, sources, runs, aside, in_replay)
 
     def isolate(self, spark: SparkSession, entry: LedgerEntry, raised: FunctionRaised, held: ExitStack) -> Isolated:
         """Set aside the records on which the function raises; the list is durable when this returns.

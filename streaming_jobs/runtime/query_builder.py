@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,7 +25,7 @@ from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
-from streaming_jobs.runtime.batch import BatchPipeline, fitted_outputs
+from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.isolation import Isolation
@@ -422,29 +421,6 @@ class QueryBuilder:
         if self.stream.errors.function != "fail" and plan_traits.may_keep_state:
             stateless_parts(self.stream, {source.parameter: source.batch(spark, {}, {}) for source in sources})
 
-    def _isolation(
-        self,
-        generation: int,
-        sources: Sequence[KafkaSource | TableSource],
-        sinks: SinkSet,
-        plan_traits: PlanTraits,
-        aside: SetAside,
-    ) -> Isolation:
-        stream, topics = self.stream, [source.name for source in sources]
-
-        def outputs(records: Mapping[str, DataFrame]) -> list[DataFrame]:
-            return list(fitted_outputs(stream, sinks, stream.outputs(**records), topics).values())
-
-        return Isolation(
-            stream.name,
-            stream.errors,
-            StreamFolder.of(self.settings, stream.name).set_aside,
-            [source for source in sources if isinstance(source, KafkaSource)],
-            partial(stateless_parts, stream) if plan_traits.may_keep_state else outputs,
-            aside if aside.generation == generation else SetAside(spent=aside.spent),
-            self._is_replay,
-        )
-
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""
         if snapshot.checkpoint.planned is not None:
@@ -588,7 +564,15 @@ class QueryBuilder:
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
-            isolation=self._isolation(record.generation, sources, sinks, plan_traits, aside),
+            isolation=Isolation.of(
+                self.stream,
+                StreamFolder.of(self.settings, name).set_aside,
+                aside.in_generation(record.generation),
+                [source for source in sources if isinstance(source, KafkaSource)],
+                sinks,
+                stateful=plan_traits.may_keep_state,
+                in_replay=self._is_replay,
+            ),
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 

@@ -15,6 +15,7 @@ from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sources.base import Aside
 from streaming_jobs.state.records import read_record, record_bytes
+from streaming_jobs.storage.locations import Location
 from streaming_jobs.storage.object_files import ObjectHandle
 
 REASON = "function_raised"
@@ -56,6 +57,10 @@ class SetAside:
     records: tuple[RaisingRecord, ...] = ()
     spent: tuple[Spent, ...] = ()
 
+    def in_generation(self, generation: int) -> SetAside:
+        """The list for a generation; without records if it is an earlier one's."""
+        return self if self.generation == generation else SetAside(spent=self.spent)
+
     def of(self, txn: Txn) -> tuple[RaisingRecord, ...]:
         """The records of this batch; none if the list is another batch's."""
         return self.records if (self.generation, self.batch) == (txn.generation, txn.batch) else ()
@@ -86,6 +91,22 @@ class SetAside:
         return sum(
             each.number for each in self.spent if each.at >= since and Txn(each.generation, each.batch) != other_than
         )
+
+
+def of_letters(table: Location, topic: str) -> Aside:
+    """The records of a topic that are in a table of dead letters because the function raised; none without a table."""
+    import pyarrow.compute as pc
+    from deltalake.exceptions import TableNotFoundError
+
+    from streaming_jobs.platform import table_rows
+
+    try:
+        letters = table_rows.rows(table, columns=("topic", "partition", "offset", "reason"))
+    except TableNotFoundError:
+        return {}
+    mine = letters.filter(pc.and_(pc.equal(letters["topic"], topic), pc.equal(letters["reason"], REASON)))
+    places = zip(mine["partition"].to_pylist(), mine["offset"].to_pylist(), strict=True)
+    return dict.fromkeys(places)
 
 
 def load(handle: ObjectHandle) -> SetAside:

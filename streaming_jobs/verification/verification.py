@@ -272,6 +272,7 @@ def refusals_of(stream: Stream, code: frozenset[str] = frozenset()) -> Refusals:
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
+        drops=stream.errors.decode == "drop",
     )
 
 
