@@ -263,9 +263,7 @@ class BatchPipeline:
             computed = time.monotonic()
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
-            self._look_at_sources()
-            if isolated is not None:
-                self._seen = dict(isolated.counts)
+            self._seen = self._counts() if isolated is None else dict(isolated.counts)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.check_lease()
@@ -313,8 +311,7 @@ class BatchPipeline:
         if keeps or not isinstance(raised, FunctionRaised) or has_batch:
             raise error
         assert self.isolation is not None
-        self.hooks.check_lease()
-        isolated = self.isolation.isolate(spark, entry, raised, held)
+        isolated = self.isolation.isolate(spark, entry, raised, held, self.hooks.check_lease)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if self.traits.may_keep_state:
             self.replanned = True
@@ -472,11 +469,11 @@ class BatchPipeline:
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
-    def _look_at_sources(self) -> None:
-        """Read the counts of each source with records in this batch; a source without any still shows older counts."""
+    def _counts(self) -> dict[str, SourceCounts]:
+        """The counts of each source with records in this batch; a source without any still shows older counts."""
         assert self.query is not None
         observed = self.query.observed
-        self._seen = {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
+        return {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
 
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.

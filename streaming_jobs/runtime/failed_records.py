@@ -10,6 +10,7 @@ from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.errors import ErrorBudgetExceeded, RecordRefused
 from streaming_jobs.ledger.entry import DROPPED, LedgerEntry
 from streaming_jobs.sources.base import Source, SourceCounts
+from streaming_jobs.state.set_aside import REASON
 from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class FailedRecords:
             name, count = next(iter(self.decode.items()))
             source = next(each for each in sources if each.name == name)
             offsets = next(each for each in entry.offsets if each.topic == name)
-            first = source.bad_records(spark, offsets).orderBy("partition", "offset").first()
+            refused = source.bad_records(spark, offsets).where(f"reason <> '{REASON}'")
+            first = refused.orderBy("partition", "offset").first()
             assert first is not None
             raise RecordRefused(
                 f"the format of {name} refuses {counted(count, 'record')} of batch {entry.batch}, the first in "

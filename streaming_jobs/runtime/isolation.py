@@ -39,9 +39,7 @@ from streaming_jobs.runtime.output_frames import fitted_outputs
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
-from streaming_jobs.state import set_aside
-from streaming_jobs.state.set_aside import RaisingRecord, SetAside, Spent
-from streaming_jobs.storage.object_files import ObjectHandle
+from streaming_jobs.state.set_aside import RaisingRecord, SetAside, SetAsideFile, Spent
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import counted
 
@@ -223,7 +221,7 @@ class Isolation:
 
     stream: str
     policy: ErrorPolicy
-    file: ObjectHandle
+    file: SetAsideFile
     sources: Sequence[KafkaSource]
     """The stream's sources without the records that are set aside."""
     runs: Runs
@@ -235,7 +233,7 @@ class Isolation:
     def of(
         cls,
         stream: Stream,
-        file: ObjectHandle,
+        file: SetAsideFile,
         aside: SetAside,
         sources: Sequence[KafkaSource],
         sinks: SinkSet,
@@ -251,7 +249,14 @@ class Isolation:
         runs = partial(stateless_parts, stream) if stateful else outputs
         return cls(stream.name, stream.errors, file, sources, runs, aside, in_replay)
 
-    def isolate(self, spark: SparkSession, entry: LedgerEntry, raised: FunctionRaised, held: ExitStack) -> Isolated:
+    def isolate(
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        raised: FunctionRaised,
+        held: ExitStack,
+        check_lease: Callable[[], None],
+    ) -> Isolated:
         """Set aside the records on which the function raises; the list is durable when this returns.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
@@ -287,6 +292,7 @@ class Isolation:
                 offset=record.offset,
                 error=error.found,
             )
+        check_lease()
         self._save(
             replace(
                 self.aside,
@@ -296,7 +302,7 @@ class Isolation:
                 records=(*before, *records),
             )
         )
-        self.sources = [replace(s, aside=self.aside.of_topic(s.name, entry.generation)) for s in self.sources]
+        self.sources = [replace(s, aside=self.aside.of_topic(s.name)) for s in self.sources]
         log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
         numbers = sorted(found)
         spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
@@ -336,7 +342,7 @@ class Isolation:
         return None
 
     def _save(self, aside: SetAside) -> None:
-        set_aside.save(self.file, aside)
+        self.file.save(aside)
         self.aside = aside
 
     def _too_many(self, many: TooManyRaise, txn: Txn, records: int) -> RecourseError:

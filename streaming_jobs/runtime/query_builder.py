@@ -58,10 +58,10 @@ from streaming_jobs.sources.base import SourceCounts, TopicReader
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
-from streaming_jobs.state import checkpoint, set_aside, stream_record
+from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
-from streaming_jobs.state.set_aside import SetAside
+from streaming_jobs.state.set_aside import SetAside, SetAsideFile
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
@@ -304,9 +304,10 @@ class QueryBuilder:
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
             record = stream_record.save(self.settings, record)
-        aside = set_aside.load(StreamFolder.of(self.settings, name).set_aside)
+        file = SetAsideFile(StreamFolder.of(self.settings, name).set_aside)
+        aside = file.load().in_generation(record.generation)
         topic_ids = {topic.name: topic.topic_id or "" for topic in snapshot.topics}
-        sources = self._without(aside, record.generation, self._sources(topic_ids))
+        sources = self._without(aside, self._sources(topic_ids))
         starts = self._starts(record, snapshot)
         frames = {
             s.parameter: s.stream(spark, start=starts[s.name], limits=self.limits_of(s.name), owner=name)
@@ -334,7 +335,16 @@ class QueryBuilder:
         handle = QueryHandle(spark)
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
-        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, aside)
+        isolation = Isolation.of(
+            self.stream,
+            file,
+            aside,
+            [source for source in sources if isinstance(source, KafkaSource)],
+            sinks,
+            stateful=plan_traits.may_keep_state,
+            in_replay=self._is_replay,
+        )
+        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, isolation)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
@@ -403,12 +413,12 @@ class QueryBuilder:
         return sources_of(self.stream, self.stream_settings, self.connection.client, archives, topic_ids)
 
     def _without(
-        self, aside: SetAside, generation: int, sources: Sequence[KafkaSource | TableSource]
+        self, aside: SetAside, sources: Sequence[KafkaSource | TableSource]
     ) -> list[KafkaSource | TableSource]:
-        """The sources without the records that a batch of this generation has set aside."""
+        """The sources without the records that are set aside."""
         drops = self.stream.errors.decode == "drop"
         return [
-            replace(source, aside=aside.of_topic(source.name, generation), drops_refused=drops)
+            replace(source, aside=aside.of_topic(source.name), drops_refused=drops)
             if isinstance(source, KafkaSource)
             else source
             for source in sources
@@ -532,7 +542,7 @@ class QueryBuilder:
         plan_traits: PlanTraits,
         handle: QueryHandle,
         slices: SliceCommits,
-        aside: SetAside,
+        isolation: Isolation,
     ) -> BatchPipeline:
         name = self.stream.name
         keeper = PeriodicSavepoints(self.settings, self.stream, record)
@@ -564,15 +574,7 @@ class QueryBuilder:
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
-            isolation=Isolation.of(
-                self.stream,
-                StreamFolder.of(self.settings, name).set_aside,
-                aside.in_generation(record.generation),
-                [source for source in sources if isinstance(source, KafkaSource)],
-                sinks,
-                stateful=plan_traits.may_keep_state,
-                in_replay=self._is_replay,
-            ),
+            isolation=isolation,
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 

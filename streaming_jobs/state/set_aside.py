@@ -8,13 +8,14 @@ a later generation, such as that of a recovery, reads these offsets like all oth
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from streaming_jobs.declare.format import Refusal
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.sources.base import Aside
-from streaming_jobs.state.records import read_record, record_bytes
+from streaming_jobs.state.records import parsed_record, record_bytes
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.storage.object_files import ObjectHandle
 
@@ -65,10 +66,8 @@ class SetAside:
         """The records of this batch; none if the list is another batch's."""
         return self.records if (self.generation, self.batch) == (txn.generation, txn.batch) else ()
 
-    def of_topic(self, topic: str, generation: int) -> Aside:
-        """The records of a topic that its readers leave out in this generation."""
-        if self.generation != generation:
-            return {}
+    def of_topic(self, topic: str) -> Aside:
+        """The records of a topic that its readers leave out."""
         return {
             (record.partition, record.offset): Refusal(REASON, record.detail, MOST_DETAIL)
             if self.action == "dead_letter"
@@ -109,14 +108,25 @@ def of_letters(table: Location, topic: str) -> Aside:
     return dict.fromkeys(places)
 
 
-def load(handle: ObjectHandle) -> SetAside:
-    """The list on disk; an empty one if there is none. Raises PermanentError if it cannot be read."""
-    return read_record(handle, _decoded, lambda error: _damaged(handle, error)) or SetAside()
+@dataclass
+class SetAsideFile:
+    """The list on disk; no driver overwrites what another one has written since it read the list."""
 
+    handle: ObjectHandle
+    _tag: str | None = None
 
-def save(handle: ObjectHandle, aside: SetAside) -> None:
-    """Write the list; it is durable when this returns."""
-    handle.put(record_bytes(asdict(aside)))
+    def load(self) -> SetAside:
+        """The list; an empty one if there is none. Raises PermanentError if it cannot be read."""
+        found = self.handle.read()
+        self._tag = None if found is None else found.tag
+        if found is None:
+            return SetAside()
+        return parsed_record(self.handle, found, _decoded, partial(_damaged, self.handle))
+
+    def save(self, aside: SetAside) -> None:
+        """Write the list; it is durable when this returns. Raises TransientError if another driver has written it."""
+        data = record_bytes(asdict(aside))
+        self._tag = self.handle.create(data) if self._tag is None else self.handle.replace(data, self._tag)
 
 
 def _decoded(value: dict[str, Any]) -> SetAside:

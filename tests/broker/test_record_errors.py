@@ -12,7 +12,7 @@ import pytest
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
-from streaming_jobs.state import set_aside
+from streaming_jobs.state.set_aside import SetAsideFile
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.conftest import SettingsFactory
 from tests.support import raising_flows
@@ -168,7 +168,7 @@ def test_kills_at_every_border_leave_each_record_aside_once_and_a_recovery_with_
         ended, output = run(kill.partition(":")[0], RECOURSE_CRASH=kill)
         assert ended == -signal.SIGKILL, f"{kill}: {output[-3000:]}"
         stream, _, batch = kill.split(":")
-        aside = set_aside.load(StreamFolder.of(made, stream).set_aside)
+        aside = SetAsideFile(StreamFolder.of(made, stream).set_aside).load()
         assert aside.records and (aside.generation, aside.batch) == (1, int(batch)), kill
     ended, output = run("plain,summed")
     assert ended == 0, output[-3000:]

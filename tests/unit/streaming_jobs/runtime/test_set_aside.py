@@ -17,6 +17,7 @@ from streaming_jobs.errors import (
     ErrorBudgetExceeded,
     FunctionFailed,
     FunctionRaised,
+    PermanentError,
     RecordRefused,
     TransientError,
 )
@@ -25,8 +26,7 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.sources.base import Aside, SourceCounts
-from streaming_jobs.state import set_aside
-from streaming_jobs.state.set_aside import RaisingRecord, SetAside, Spent
+from streaming_jobs.state.set_aside import RaisingRecord, SetAside, SetAsideFile, Spent
 from streaming_jobs.state.stream_folder import StreamFolder
 from tests.support.batch_driver import STATE, Driver, Frame, Output, Source, Start, commits_of, newest_entry, numbers
 from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, Disk, parity
@@ -81,13 +81,13 @@ class Kept(Source):
 
 def with_policy(driver: Driver, policy: ErrorPolicy, bad: set[int], *, missing: tuple[int, ...] = ()) -> Driver:
     """A driver whose function raises on `bad` numbers; Spark's frame lacks those `missing`, as after a restart."""
-    file = StreamFolder.of(driver.disk.settings, STREAM).set_aside
+    file = file_of(driver.disk)
     pipeline = driver.pipeline
     pipeline.stream = replace(parity, errors=policy)
     sources: Any = [Kept(bad=frozenset(bad))]
     pipeline.sources = sources
     pipeline.isolation = Isolation(
-        STREAM, policy, file, sources, lambda records: list(records.values()), set_aside.load(file), clock=lambda: 1e6
+        STREAM, policy, file, sources, lambda records: list(records.values()), file.load(), clock=lambda: 1e6
     )
     in_memory = driver.in_memory
 
@@ -110,8 +110,12 @@ GOOD_EVEN, GOOD_ODD = [0, 2, 4, 6, 8, 10, 14], [1, 3, 5, 7, 9, 11, 13]
 ELEVENTH = RaisingRecord(TOPIC, 1, 2, "[DIVIDE_BY_ZERO] Division by zero at 12")
 
 
+def file_of(disk: Disk) -> SetAsideFile:
+    return SetAsideFile(StreamFolder.of(disk.settings, STREAM).set_aside)
+
+
 def on_disk(disk: Disk) -> SetAside:
-    return set_aside.load(StreamFolder.of(disk.settings, STREAM).set_aside)
+    return file_of(disk).load()
 
 
 def test_a_record_on_which_the_function_raises_is_a_dead_letter_and_the_batch_has_all_others(
@@ -219,9 +223,9 @@ def test_a_budget_per_time_counts_earlier_batches_of_its_time_also_after_a_resta
 ) -> None:
     policy = ErrorPolicy(function="dead_letter", budget="2 per hour")
     run(with_policy(start(), policy, {3}))
-    file = StreamFolder.of(disk.settings, STREAM).set_aside
+    file = file_of(disk)
     assert on_disk(disk).spent == (Spent(1e6, 1, 0, 1),)
-    made = Isolation(STREAM, policy, file, [], list, set_aside.load(file), clock=lambda: 1e6 + 3_599)  # type: ignore[arg-type]
+    made = Isolation(STREAM, policy, file, [], list, file.load(), clock=lambda: 1e6 + 3_599)  # type: ignore[arg-type]
     assert made.allowed(Txn(1, 1), 100) == 1
     assert made.allowed(Txn(1, 0), 100) == 2, "a repeated batch does not count twice"
     made.spend(Txn(1, 1), 1)
@@ -262,17 +266,30 @@ def test_records_and_rows_that_fail_in_other_layers_are_dropped_or_stop_the_stre
 
 
 def test_a_list_of_another_generation_holds_no_record_and_a_damaged_one_stops_the_start(disk: Disk) -> None:
-    file = StreamFolder.of(disk.settings, STREAM).set_aside
-    aside = SetAside(1, 0, records=(ELEVENTH,))
-    set_aside.save(file, aside)
-    assert set_aside.load(file) == aside
+    file = file_of(disk)
+    aside = SetAside(1, 0, records=(ELEVENTH,), spent=(Spent(1.0, 1, 0, 1),))
+    file.save(aside)
+    assert file.load() == aside == aside.in_generation(1)
+    assert aside.in_generation(2) == SetAside(spent=aside.spent)
     assert aside.of(Txn(1, 0)) == (ELEVENTH,) and aside.of(Txn(1, 1)) == aside.of(Txn(2, 0)) == ()
-    assert list(aside.of_topic(TOPIC, 1)) == [(1, 2)]
-    assert aside.of_topic(TOPIC, 2) == aside.of_topic("other", 1) == {}
-    assert replace(aside, action="drop").of_topic(TOPIC, 1) == {(1, 2): None}
-    file.put(b'{"format": 1, "records": 7}')
-    with pytest.raises(Exception, match="cannot be read"):
-        set_aside.load(file)
+    assert list(aside.of_topic(TOPIC)) == [(1, 2)] and aside.of_topic("other") == {}
+    assert replace(aside, action="drop").of_topic(TOPIC) == {(1, 2): None}
+    file.handle.put(b'{"format": 1, "records": 7}')
+    with pytest.raises(PermanentError, match="cannot be read"):
+        file.load()
+
+
+def test_a_driver_does_not_overwrite_the_list_that_another_has_written_meanwhile(disk: Disk) -> None:
+    stale, other = file_of(disk), file_of(disk)
+    assert stale.load() == other.load() == SetAside()
+    other.save(SetAside(1, 0, records=(ELEVENTH,)))
+    with pytest.raises(TransientError):
+        stale.save(SetAside(1, 0))
+    stale.load()
+    other.save(SetAside(1, 1, records=(ELEVENTH,)))
+    with pytest.raises(TransientError):
+        stale.save(SetAside(1, 0))
+    assert on_disk(disk).batch == 1
 
 
 def test_the_error_of_a_division_is_one_of_the_function() -> None:
