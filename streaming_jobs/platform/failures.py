@@ -135,6 +135,7 @@ _ON_DATA = re.compile(
 )
 _NO_CAUSE = "(no cause message)"
 """Spark's words for the end of file that it reads from a Python process of a source that is gone."""
+_JVM_FRAMES = re.compile(r"\n\s*at [\w.$]+\(|\n\s*(?:JVM|Driver) stacktrace")
 MOST_TRACEBACK = 3_000
 """Characters of a traceback that are kept with a record: its end, where the function's own lines are."""
 _FIRST_LINES = 3
@@ -224,7 +225,7 @@ def with_traceback(error: FunctionRaised) -> str:
     summary, _ = _raised(text) or (error.found, "")
     if not _WORKER.search(text):
         return summary
-    frames = text[text.rindex("Traceback (most recent call last)") :].split("\n\nJVM stacktrace")[0].strip()
+    frames = _JVM_FRAMES.split(text[text.rindex("Traceback (most recent call last)") :])[0].strip()
     return f"{summary}\n{frames[-MOST_TRACEBACK:]}"
 
 

@@ -297,6 +297,8 @@ class BatchPipeline:
             return self._stage_all(frame, entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
             isolated = self._isolated(frame.sparkSession, entry, error, held)
+        if path == "driver":
+            self.files.attempts.begin(entry.txn)  # the failure has removed the note
         return self._stage_all(self._without_state(isolated), entry, path, held), isolated
 
     def _isolated(self, spark: SparkSession, entry: LedgerEntry, error: Exception, held: ExitStack) -> Isolated:

@@ -48,6 +48,7 @@ class FailedRecords:
     ) -> FailedRecords:
         """`seen` by observation: the bad records of a source, those on which the function `raised` among them."""
         bad = {s.name: seen[s.observation].bad for s in sources if s.observation in seen}
+        raised = {name: min(count, bad.get(name, 0)) for name, count in raised.items()}
         decode = {name: count - raised.get(name, 0) for name, count in bad.items()}
         rejected = {name: w.rejected for name, w in staged.items() if w.rejected is not None and w.rejected.num_rows}
         return cls(policy, {name: count for name, count in decode.items() if count}, raised, rejected, drops_raised)

@@ -186,7 +186,7 @@ class KeptRecords:
         frames = {}
         for source in self.sources:
             mine = [
-                f"(partition = {partition} AND offset >= {begin} AND offset < {end})"
+                f"(`partition` = {partition} AND `offset` >= {begin} AND `offset` < {end})"
                 for topic, partition, begin, end in ranges
                 if topic == source.name
             ]

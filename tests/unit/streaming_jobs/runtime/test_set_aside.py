@@ -33,7 +33,7 @@ from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC
 
 BATCH = 15
 """Offsets of a batch: ten of partition 0, then five of partition 1. Record i has the number i."""
-_RANGE = re.compile(r"partition = (\d+) AND offset >= (\d+) AND offset < (\d+)")
+_RANGE = re.compile(r"`partition` = (\d+) AND `offset` >= (\d+) AND `offset` < (\d+)")
 
 
 @dataclass
