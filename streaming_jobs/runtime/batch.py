@@ -296,12 +296,14 @@ class BatchPipeline:
         try:
             return self._stage_all(frame, entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
-            isolated = self._isolated(frame.sparkSession, entry, error, held)
+            isolated = self._isolated(frame.sparkSession, entry, error, path, held)
         if path == "driver":
             self.files.attempts.begin(entry.txn)  # the failure has removed the note
         return self._stage_all(self._without_state(isolated), entry, path, held), isolated
 
-    def _isolated(self, spark: SparkSession, entry: LedgerEntry, error: Exception, held: ExitStack) -> Isolated:
+    def _isolated(
+        self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
+    ) -> Isolated:
         """Set aside the records on which the function raised `error`; raises it if none is set aside.
 
         A batch that a table has already is not searched: its records there are those of the run that wrote them. With
@@ -313,7 +315,8 @@ class BatchPipeline:
         if keeps or not isinstance(raised, FunctionRaised) or has_batch:
             raise error
         assert self.isolation is not None
-        isolated = self.isolation.isolate(spark, entry, raised, held, self.hooks.check_lease)
+        check, in_driver = self.hooks.check_lease, path == "driver"
+        isolated = self.isolation.isolate(spark, entry, raised, held, check, in_driver=in_driver)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if self.traits.may_keep_state:
             self.replanned = True

@@ -24,10 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 import structlog
 
 from streaming_jobs.declare.error_policy import ErrorPolicy
@@ -35,7 +37,7 @@ from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, with_traceback
-from streaming_jobs.runtime.output_frames import fitted_outputs
+from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
@@ -163,44 +165,90 @@ class Places:
 
 # One batch's records in Spark.
 
+_SMALL = 20_000
+"""Offsets of a run whose records come from the driver's memory, if the batch takes the driver path."""
+_Range = tuple[str, int, int, int]
 
-@dataclass(frozen=True)
+
+@dataclass
 class KeptRecords:
-    """All records of a batch by source, read and decoded once, with the verdicts of their formats."""
+    """All records of a batch by source, read and decoded once, with the verdicts of their formats.
 
+    Spark keeps them. With `in_driver`, those of a part that is small enough are also in the driver's memory: a run of
+    theirs needs no task that reads them, and mostly no task at all.
+    """
+
+    spark: SparkSession
     sources: Sequence[KafkaSource]
     judged: Mapping[str, DataFrame]
+    places: Places
+    in_driver: bool
+    _held: dict[str, tuple[Sequence[_Range], pa.Table]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, spark: SparkSession, sources: Sequence[KafkaSource], offsets: Sequence[OffsetRange], held: ExitStack
+        cls,
+        spark: SparkSession,
+        sources: Sequence[KafkaSource],
+        offsets: Sequence[OffsetRange],
+        held: ExitStack,
+        *,
+        in_driver: bool,
     ) -> KeptRecords:
-        ranges = {each.topic: each for each in offsets}
-        judged = {s.name: s.judged(spark, ranges[s.name].start, ranges[s.name].end).persist() for s in sources}
-        for frame in judged.values():
-            held.callback(frame.unpersist)
-        return cls(sources, judged)
+        ranges, places = {each.topic: each for each in offsets}, Places.of(offsets)
+        judged = {s.name: s.judged(spark, ranges[s.name].start, ranges[s.name].end) for s in sources}
+        if not in_driver or len(places) > _SMALL:
+            judged = {name: frame.persist() for name, frame in judged.items()}
+            for frame in judged.values():
+                held.callback(frame.unpersist)
+        return cls(spark, sources, judged, places, in_driver)
 
-    def within(self, ranges: Sequence[tuple[str, int, int, int]]) -> dict[str, DataFrame]:
-        """The good records in these ranges, by the parameter of the stream's function."""
+    def within(self, spans: Sequence[Span]) -> dict[str, DataFrame]:
+        """The good records of some spans of numbers, by the parameter of the stream's function."""
+        ranges, small = self.places.within(spans), self.is_small(spans)
         frames = {}
         for source in self.sources:
-            mine = [
-                f"(`partition` = {partition} AND `offset` >= {begin} AND `offset` < {end})"
-                for topic, partition, begin, end in ranges
-                if topic == source.name
-            ]
-            frames[source.parameter] = source.good(self.judged[source.name].where(" OR ".join(mine) or "false"))
+            mine = [each for each in ranges if each[0] == source.name]
+            frame = self._from_driver(source, mine) if small else self._from_spark(source, mine)
+            frames[source.parameter] = source.good(frame)
         return frames
+
+    def is_small(self, spans: Sequence[Span]) -> bool:
+        return self.in_driver and _size(spans) <= _SMALL
 
     def counts(self, aside: Sequence[RaisingRecord]) -> dict[str, SourceCounts]:
         """The counts of each source, by the name of its observation, with the records that are set aside as bad."""
         found = {}
         for source in self.sources:
-            counts = source.counts(self.judged[source.name])
+            whole = self.places.within([(0, len(self.places))])
+            mine = [each for each in whole if each[0] == source.name]
+            small = self.is_small([(0, len(self.places))])
+            counts = source.counts(self._from_driver(source, mine) if small else self.judged[source.name])
             more = sum(1 for record in aside if record.topic == source.name)
             found[source.observation] = replace(counts, bad=counts.bad + more)
         return found
+
+    def _from_spark(self, source: KafkaSource, ranges: Sequence[_Range]) -> DataFrame:
+        mine = [f"(`partition` = {p} AND `offset` >= {begin} AND `offset` < {end})" for _, p, begin, end in ranges]
+        return self.judged[source.name].where(" OR ".join(mine) or "false")
+
+    def _from_driver(self, source: KafkaSource, ranges: Sequence[_Range]) -> DataFrame:
+        known, rows = self._held.get(source.name, ((), None))
+        if rows is None or not all(any(_contains(each, one) for each in known) for one in ranges):
+            if len(self.places) <= _SMALL:
+                known, rows = self.places.ranges, self.judged[source.name].toArrow()
+            else:
+                known, rows = ranges, self._from_spark(source, ranges).toArrow()
+            self._held[source.name] = known, rows
+        partitions, offsets = np.asarray(rows["partition"]), np.asarray(rows["offset"])
+        wanted = np.zeros(rows.num_rows, dtype=bool)
+        for _, partition, begin, end in ranges:
+            wanted |= (partitions == partition) & (offsets >= begin) & (offsets < end)
+        return source.held(self.spark, rows.filter(pa.array(wanted)))
+
+
+def _contains(outer: _Range, inner: _Range) -> bool:
+    return outer[:2] == inner[:2] and outer[2] <= inner[2] and inner[3] <= outer[3]
 
 
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
@@ -256,21 +304,26 @@ class Isolation:
         raised: FunctionRaised,
         held: ExitStack,
         check_lease: Callable[[], None],
+        *,
+        in_driver: bool,
     ) -> Isolated:
         """Set aside the records on which the function raises; the list is durable when this returns.
+
+        `in_driver`: the records fit the driver's memory.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
         connection.
         """
         began = time.monotonic()
-        places, kept = Places.of(entry.offsets), KeptRecords.of(spark, self.sources, entry.offsets, held)
+        kept = KeptRecords.of(spark, self.sources, entry.offsets, held, in_driver=in_driver)
+        places = kept.places
         before = self.aside.of(entry.txn)
         runs = 0
 
         def raises(spans: Sequence[Span]) -> FunctionRaised | None:
             nonlocal runs
             runs += 1
-            return self._raised(kept.within(places.within(spans)))
+            return self._raised(kept.within(spans), run_small if kept.is_small(spans) else run)
 
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
@@ -306,7 +359,7 @@ class Isolation:
         log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
         numbers = sorted(found)
         spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
-        return Isolated(kept.within(places.within(spans)), kept.counts(records))
+        return Isolated(kept.within(spans), kept.counts(records))
 
     @property
     def counts_all(self) -> bool:
@@ -330,11 +383,13 @@ class Isolation:
     def _since(self) -> float:
         return self.clock() - self.policy.bound.within.total_seconds()
 
-    def _raised(self, records: Mapping[str, DataFrame]) -> FunctionRaised | None:
+    def _raised(
+        self, records: Mapping[str, DataFrame], run_frame: Callable[[DataFrame], None]
+    ) -> FunctionRaised | None:
         """What the function raises on these records; raises any other error, such as that of a connection."""
         try:
             for frame in self.runs(records):
-                frame.write.format("noop").mode("overwrite").save()
+                run_frame(frame)
         except Exception as error:
             if isinstance(found := classify(error), FunctionRaised):
                 return found

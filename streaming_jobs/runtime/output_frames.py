@@ -37,6 +37,11 @@ def fitted_outputs(
     return {sink.name: sink.fit(outputs[names[sink.name]], topics) for sink in each if names[sink.name] in outputs}
 
 
+def run_small(frame: DataFrame) -> None:
+    """Run the plan of a frame of few rows, to the JVM's memory: Spark itself evaluates it if it has no Python code."""
+    frame._jdf.queryExecution().executedPlan().executeCollect()
+
+
 def run(frame: DataFrame) -> None:
     """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
     frame.write.format("noop").mode("overwrite").save()

@@ -305,6 +305,10 @@ class FrameSource(ABC):
         """All records of a range with the verdict on them, as a batch frame; `good` leaves out the refused ones."""
         return self._range(spark, "all", start, end)
 
+    def held(self, spark: SparkSession, rows: pa.Table) -> DataFrame:
+        """Records of `judged` that the driver has in memory, as such a frame."""
+        return spark.createDataFrame(rows, self._reading(f"{self.kind}-held-{self.parameter}", "all", {}).schema)
+
     def counts(self, judged: DataFrame) -> SourceCounts:
         """The counts of the records in a frame of `judged`, as the streaming frame observes them."""
         return SourceCounts(*judged.agg(*self._counted()).head())  # type: ignore[misc]

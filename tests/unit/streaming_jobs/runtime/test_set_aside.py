@@ -25,6 +25,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.isolation import Isolation
+from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.base import Aside, SourceCounts
 from streaming_jobs.state.set_aside import RaisingRecord, SetAside, SetAsideFile, Spent
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -53,6 +54,17 @@ class Records(Frame):
     def save(self) -> None:
         raise_on(self.rows, self.bad)
 
+    def toArrow(self) -> pa.Table:
+        return self.rows
+
+    @property
+    def _jdf(self) -> Records:
+        """Stands for Spark's plan too."""
+        return self
+
+    queryExecution = executedPlan = lambda self: self
+    executeCollect = save
+
 
 def raise_on(rows: pa.Table, bad: set[int]) -> None:
     if met := sorted(bad & set(rows["n"].to_pylist())):
@@ -71,6 +83,9 @@ class Kept(Source):
         places = [(p, o) for p in sorted(end) for o in range(start.get(p, 0), end[p])]
         rows = [{"k": "x", "n": n, "partition": p, "offset": o} for n, (p, o) in enumerate(places)]
         return Records(pa.Table.from_pylist(rows), [], bad=set(self.bad))
+
+    def held(self, spark: object, rows: pa.Table) -> Records:
+        return Records(rows, [], bad=set(self.bad))
 
     def good(self, judged: Records) -> Records:
         return judged
@@ -118,10 +133,12 @@ def on_disk(disk: Disk) -> SetAside:
     return file_of(disk).load()
 
 
+@pytest.mark.parametrize("path", ["driver", "executor"])
 def test_a_record_on_which_the_function_raises_is_a_dead_letter_and_the_batch_has_all_others(
-    disk: Disk, start: Start
+    disk: Disk, start: Start, path: Any
 ) -> None:
     driver = with_policy(start(), LETTERS, {12})
+    driver.pipeline.settings = StreamSettings(path=path)
     run(driver)
     assert (numbers(disk, PRIMARY), numbers(disk, SECONDARY)) == (GOOD_EVEN, GOOD_ODD)
     assert newest_entry(disk, PRIMARY).rows == {SECONDARY: 7, "dead_letters": 1, "written": 7}
