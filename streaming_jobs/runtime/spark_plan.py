@@ -119,7 +119,7 @@ _GROUPED_BY = re.compile(r"Aggregate \[(.*?)\], \[")
 _WINDOW = re.compile(r"\bwindow#\d+")
 _DEFINES_WINDOW = re.compile(r"named_struct\(start, .*? AS window#|Expand \[\[named_struct\(start, ")
 _WINDOW_LENGTH = re.compile(r"- \d+\) \+ (\d+)")
-TOPIC_READ = re.compile(r"RelationV2\[.*?\] +kafka-")
+_TOPIC_READ = re.compile(r"RelationV2\[.*?\] +kafka-")
 _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
 _STATEFUL = ("Aggregate", "Deduplicate", "FlatMapGroups", "TransformWithState", "SessionWindow", "GlobalLimit")
@@ -259,7 +259,7 @@ def batch_traits_of(plan: str) -> BatchPlanTraits:
     aggregates = [_GROUPED_BY.search(line) for name, line in nodes if name == "Aggregate"]
     lengths = [_WINDOW_LENGTH.search(line) for line in lines if _DEFINES_WINDOW.search(line)]
     return BatchPlanTraits(
-        reads=len(TOPIC_READ.findall(plan)),
+        reads=len(_TOPIC_READ.findall(plan)),
         session_windows="session_window#" in plan,
         unwindowed_aggregate=any(keys is None or not _WINDOW.search(keys[1]) for keys in aggregates),
         windows=tuple(length and int(length[1]) for length in lengths),

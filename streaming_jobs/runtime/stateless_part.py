@@ -7,16 +7,21 @@ arguments of its functions (`sum(price / quantity)`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import ConfigurationError
-from streaming_jobs.runtime.spark_plan import TOPIC_READ, is_known, keeps_state
+from streaming_jobs.runtime.spark_plan import is_known, keeps_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from streaming_jobs.stream import Stream
+
+
+_VERDICT = re.compile(r"\b_bad#\d+")
+"""The column by which a source leaves out refused records: only the plan of a topic's records has it."""
 
 
 def stateless_parts(stream: Stream, records: Mapping[str, DataFrame]) -> list[DataFrame]:
@@ -91,7 +96,7 @@ def _is_stateful(plan: Any) -> bool:
 
 
 def _reads_topic(plan: Any) -> bool:
-    return TOPIC_READ.search(str(plan.toString())) is not None
+    return _VERDICT.search(str(plan.toString())) is not None
 
 
 def _inputs(aggregate: Any) -> list[Any]:

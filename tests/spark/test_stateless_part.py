@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,7 +16,9 @@ from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.spark_plan import analysed
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import DeltaTable, Stream, stream
+from tests.support.memory_consumer import record
 from tests.support.things import THINGS
 
 OTHERS = replace(THINGS, name="others")
@@ -34,6 +37,15 @@ def parts(spark: SparkSession, function: Callable[..., DataFrame]) -> list[str]:
     sources = [KafkaSource(p, t, Path("/nowhere/client"), None) for p, t in made.sources.items()]  # type: ignore[arg-type]
     frames = {source.parameter: source.batch(spark, {}, {}) for source in sources}
     return [analysed(frame) for frame in stateless_parts(made, frames)]
+
+
+def test_records_from_the_drivers_memory_are_a_topics_too(spark: SparkSession) -> None:
+    source = KafkaSource("things", THINGS, Path("/nowhere/client"), None)
+    rows = RecordBlocks(THINGS, "all").batch([record(0, 7, b'{"k": "x", "n": 1, "t": "2024-01-01T00:00:00Z"}')])
+    frame = source.good(source.held(spark, pa.Table.from_batches([rows])))
+    assert frame.select("k", "n", "_source.offset").collect() == [("x", 1, 7)]
+    (part,) = stateless_parts(stream_of(windowed), {"things": frame})
+    assert "assert_true" in analysed(part) and part.count() == 1
 
 
 def windowed(things: DataFrame) -> DataFrame:
