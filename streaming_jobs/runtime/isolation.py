@@ -20,10 +20,11 @@ Without state, a run is the whole function. With state, it is the part ahead of 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -218,12 +219,10 @@ class KeptRecords:
 
     def counts(self, aside: Sequence[RaisingRecord]) -> dict[str, SourceCounts]:
         """The counts of each source, by the name of its observation, with the records that are set aside as bad."""
-        found = {}
+        found, small = {}, self.is_small([(0, len(self.places))])
         for source in self.sources:
-            whole = self.places.within([(0, len(self.places))])
-            mine = [each for each in whole if each[0] == source.name]
-            small = self.is_small([(0, len(self.places))])
-            counts = source.counts(self._from_driver(source, mine) if small else self.judged[source.name])
+            judged = self.judged[source.name]
+            counts = source.counts_held(self._held[source.name][1]) if small else source.counts(judged)
             more = sum(1 for record in aside if record.topic == source.name)
             found[source.observation] = replace(counts, bad=counts.bad + more)
         return found
@@ -249,6 +248,23 @@ class KeptRecords:
 
 def _contains(outer: _Range, inner: _Range) -> bool:
     return outer[:2] == inner[:2] and outer[2] <= inner[2] and inner[3] <= outer[3]
+
+
+_REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""PySpark's loggers of each exception with its stack trace: a search has one for most of its runs."""
+
+
+@contextmanager
+def _unreported() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in _REPORTS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
@@ -327,7 +343,8 @@ class Isolation:
 
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
-            found = raising(len(places), raises, allowed)
+            with _unreported():
+                found = raising(len(places), raises, allowed)
         except TooManyRaise as many:
             raise self._too_many(many, entry.txn, len(places)) from raised
         if not found:

@@ -26,6 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import cloudpickle  # a lambda may compute an event time
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -308,6 +309,13 @@ class FrameSource(ABC):
     def held(self, spark: SparkSession, rows: pa.Table) -> DataFrame:
         """Records of `judged` that the driver has in memory, as such a frame."""
         return spark.createDataFrame(rows, self._reading(f"{self.kind}-held-{self.parameter}", "all", {}).schema)
+
+    def counts_held(self, rows: pa.Table) -> SourceCounts:
+        """The counts of records of `judged` that the driver has in memory."""
+        good = rows.filter(pc.invert(rows["_bad"]))
+        timed = self.event_time and self.lateness is not None and good.num_rows
+        newest = pc.cast(pc.max(good["timestamp"]), pa.int64()).as_py() if timed else None
+        return SourceCounts(rows.num_rows - good.num_rows, newest)
 
     def counts(self, judged: DataFrame) -> SourceCounts:
         """The counts of the records in a frame of `judged`, as the streaming frame observes them."""

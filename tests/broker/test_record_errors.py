@@ -84,7 +84,9 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
     assert sum(entry.dropped for entry in ledger(made.settings, "by_rule")) == 1
     assert rows(made.settings, "by_rule_dead_letters") == []
 
-    verified = made.recourse("tests.support.raising_flows", "verify", "by_python,by_division,by_rule", "--finished")
+    verified = made.recourse(
+        "tests.support.raising_flows", "verify", "by_python", "by_division", "by_rule", "--finished"
+    )
     assert "wrong" not in verified, verified
 
 
@@ -178,7 +180,7 @@ def test_kills_at_every_border_leave_each_record_aside_once_and_a_recovery_with_
         assert {row["k"]: (row["c"], row["s"]) for row in rows(made, "summed")} == expected_totals(good)
         for stream in ("plain", "summed"):
             assert sorted(letters(made, stream)) == bad
-        verified = recourse("verify", "plain,summed", "--finished")
+        verified = recourse("verify", "plain", "summed", "--finished")
         assert "wrong" not in verified and "ok" in verified, verified
 
     assert len(KEYS) == len(rows(made, "summed"))

@@ -93,6 +93,10 @@ class Kept(Source):
     def counts(self, judged: Records) -> SourceCounts:
         return SourceCounts(0, None)
 
+    def counts_held(self, rows: pa.Table) -> SourceCounts:
+        assert rows.num_rows == BATCH
+        return SourceCounts(0, None)
+
 
 def with_policy(driver: Driver, policy: ErrorPolicy, bad: set[int], *, missing: tuple[int, ...] = ()) -> Driver:
     """A driver whose function raises on `bad` numbers; Spark's frame lacks those `missing`, as after a restart."""
