@@ -25,19 +25,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 import structlog
 
 from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
-from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, with_traceback
+from streaming_jobs.runtime.kept_records import KeptRecords, size
 from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
@@ -89,7 +87,7 @@ def raising(count: int, raises: Raises, allowed: int) -> dict[int, FunctionRaise
         if not unknown or raises(unknown) is None:
             break
         suspects = unknown
-        if len(found) == 1 and _size(suspects) > allowed and _all_raise(suspects, raises):
+        if len(found) == 1 and size(suspects) > allowed and _all_raise(suspects, raises):
             raise TooManyRaise(1 + _SAMPLES, error)
     return found
 
@@ -97,8 +95,8 @@ def raising(count: int, raises: Raises, allowed: int) -> dict[int, FunctionRaise
 def _narrowed(suspects: Sequence[Span], raises: Raises) -> tuple[int, list[Span]]:
     """A number of the suspects, which raise together, and the spans beside it that may raise too."""
     unknown: list[Span] = []
-    while (size := _size(suspects)) > 1:
-        first, second = _parted(suspects, size // 2)
+    while (count := size(suspects)) > 1:
+        first, second = _parted(suspects, count // 2)
         if raises(first) is None:
             suspects = second
         else:
@@ -108,146 +106,23 @@ def _narrowed(suspects: Sequence[Span], raises: Raises) -> tuple[int, list[Span]
 
 def _all_raise(suspects: Sequence[Span], raises: Raises) -> bool:
     """True if each of some numbers, spread over the suspects, raises alone."""
-    step = max(_size(suspects) // _SAMPLES, 1)
-    for index in range(min(_SAMPLES, _size(suspects))):
+    step = max(size(suspects) // _SAMPLES, 1)
+    for index in range(min(_SAMPLES, size(suspects))):
         _, rest = _parted(suspects, index * step)
         if raises([(rest[0][0], rest[0][0] + 1)]) is None:
             return False
     return True
 
 
-def _size(spans: Sequence[Span]) -> int:
-    return sum(end - begin for begin, end in spans)
-
-
-def _parted(spans: Sequence[Span], size: int) -> tuple[list[Span], list[Span]]:
-    """The first `size` numbers of the spans, and the others."""
+def _parted(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
+    """The first `count` numbers of the spans, and the others."""
     first: list[Span] = []
     for index, (begin, end) in enumerate(spans):
-        if size < end - begin:
-            return [*first, *([(begin, begin + size)] if size else [])], [(begin + size, end), *spans[index + 1 :]]
+        if count < end - begin:
+            return [*first, *([(begin, begin + count)] if count else [])], [(begin + count, end), *spans[index + 1 :]]
         first.append((begin, end))
-        size -= end - begin
+        count -= end - begin
     return first, []
-
-
-# The offsets of a batch as such numbers.
-
-
-@dataclass(frozen=True)
-class Places:
-    """The offsets of a batch, one range after the other: topic, partition, first offset, offset after the last."""
-
-    ranges: tuple[tuple[str, int, int, int], ...]
-
-    @classmethod
-    def of(cls, offsets: Sequence[OffsetRange]) -> Places:
-        each = ((r.topic, p, r.start.get(p, 0), end) for r in offsets for p, end in sorted(r.end.items()))
-        return cls(tuple(span for span in each if span[2] < span[3]))
-
-    def __len__(self) -> int:
-        return sum(end - begin for _, _, begin, end in self.ranges)
-
-    def within(self, spans: Sequence[Span]) -> list[tuple[str, int, int, int]]:
-        """The offsets of some spans of numbers."""
-        found, first = [], 0
-        for topic, partition, begin, end in self.ranges:
-            for low, high in spans:
-                start, stop = max(begin + low - first, begin), min(begin + high - first, end)
-                if start < stop:
-                    found.append((topic, partition, start, stop))
-            first += end - begin
-        return found
-
-    def at(self, number: int) -> tuple[str, int, int]:
-        ((topic, partition, offset, _),) = self.within([(number, number + 1)])
-        return topic, partition, offset
-
-
-# One batch's records in Spark.
-
-_SMALL = 20_000
-"""Offsets of a run whose records come from the driver's memory, if the batch takes the driver path."""
-_Range = tuple[str, int, int, int]
-
-
-@dataclass
-class KeptRecords:
-    """All records of a batch by source, read and decoded once, with the verdicts of their formats.
-
-    Spark keeps them. With `in_driver`, those of a part that is small enough are also in the driver's memory: a run of
-    theirs needs no task that reads them, and mostly no task at all.
-    """
-
-    spark: SparkSession
-    sources: Sequence[KafkaSource]
-    judged: Mapping[str, DataFrame]
-    places: Places
-    in_driver: bool
-    _held: dict[str, tuple[Sequence[_Range], pa.Table]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        spark: SparkSession,
-        sources: Sequence[KafkaSource],
-        offsets: Sequence[OffsetRange],
-        held: ExitStack,
-        *,
-        in_driver: bool,
-    ) -> KeptRecords:
-        ranges, places = {each.topic: each for each in offsets}, Places.of(offsets)
-        judged = {s.name: s.judged(spark, ranges[s.name].start, ranges[s.name].end) for s in sources}
-        if not in_driver or len(places) > _SMALL:
-            judged = {name: frame.persist() for name, frame in judged.items()}
-            for frame in judged.values():
-                held.callback(frame.unpersist)
-        return cls(spark, sources, judged, places, in_driver)
-
-    def within(self, spans: Sequence[Span]) -> dict[str, DataFrame]:
-        """The good records of some spans of numbers, by the parameter of the stream's function."""
-        ranges, small = self.places.within(spans), self.is_small(spans)
-        frames = {}
-        for source in self.sources:
-            mine = [each for each in ranges if each[0] == source.name]
-            frame = self._from_driver(source, mine) if small else self._from_spark(source, mine)
-            frames[source.parameter] = source.good(frame)
-        return frames
-
-    def is_small(self, spans: Sequence[Span]) -> bool:
-        return self.in_driver and _size(spans) <= _SMALL
-
-    def counts(self, aside: Sequence[RaisingRecord]) -> dict[str, SourceCounts]:
-        """The counts of each source, by the name of its observation, with the records that are set aside as bad."""
-        found, small = {}, self.is_small([(0, len(self.places))])
-        for source in self.sources:
-            judged = self.judged[source.name]
-            counts = source.counts_held(self._held[source.name][1]) if small else source.counts(judged)
-            more = sum(1 for record in aside if record.topic == source.name)
-            found[source.observation] = replace(counts, bad=counts.bad + more)
-        return found
-
-    def _from_spark(self, source: KafkaSource, ranges: Sequence[_Range]) -> DataFrame:
-        mine = [f"(`partition` = {p} AND `offset` >= {begin} AND `offset` < {end})" for _, p, begin, end in ranges]
-        return self.judged[source.name].where(" OR ".join(mine) or "false")
-
-    def _from_driver(self, source: KafkaSource, ranges: Sequence[_Range]) -> DataFrame:
-        known, rows = self._held.get(source.name, ((), None))
-        if rows is None or not all(any(_contains(each, one) for each in known) for one in ranges):
-            if len(self.places) <= _SMALL:
-                known, rows = self.places.ranges, self.judged[source.name].toArrow()
-            else:
-                known, rows = ranges, self._from_spark(source, ranges).toArrow()
-            self._held[source.name] = known, rows
-        partitions, offsets = np.asarray(rows["partition"]), np.asarray(rows["offset"])
-        wanted = np.zeros(rows.num_rows, dtype=bool)
-        for _, partition, begin, end in ranges:
-            wanted |= (partitions == partition) & (offsets >= begin) & (offsets < end)
-        return source.held(self.spark, rows.filter(pa.array(wanted)))
-
-
-def _contains(outer: _Range, inner: _Range) -> bool:
-    return outer[:2] == inner[:2] and outer[2] <= inner[2] and inner[3] <= outer[3]
 
 
 _REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.isolation import Places, TooManyRaise, raising
+from streaming_jobs.runtime.isolation import TooManyRaise, raising
+from streaming_jobs.runtime.kept_records import Places
 from streaming_jobs.sources.base import Span
 
 
