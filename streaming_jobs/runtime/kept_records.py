@@ -7,14 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.base import Span
 from streaming_jobs.state.set_aside import RaisingRecord
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.base import SourceCounts
@@ -124,6 +122,9 @@ class KeptRecords:
         return self.judged[source.name].where(" OR ".join(mine) or "false")
 
     def _from_driver(self, source: KafkaSource, ranges: Sequence[Range]) -> DataFrame:
+        import numpy as np  # a session imports it while Spark starts
+        import pyarrow as pa
+
         known, rows = self._held.get(source.name, ((), None))
         if rows is None or not all(any(_contains(each, one) for each in known) for one in ranges):
             if len(self.places) <= _SMALL:
