@@ -41,7 +41,8 @@ def parts(spark: SparkSession, function: Callable[..., DataFrame]) -> list[str]:
 
 def test_records_from_the_drivers_memory_are_a_topics_too(spark: SparkSession) -> None:
     source = KafkaSource("things", THINGS, Path("/nowhere/client"), None)
-    rows = RecordBlocks(THINGS, "all").batch([record(0, 7, b'{"k": "x", "n": 1, "t": "2024-01-01T00:00:00Z"}')])
+    value = b'{"k": "x", "n": 1, "t": "2024-01-01T00:00:00Z"}'
+    rows = RecordBlocks(THINGS, "all").batch([record(0, 7, value, timestamp=(1, 1_704_067_200_000))])
     frame = source.good(source.held(spark, pa.Table.from_batches([rows])))
     assert frame.select("k", "n", "_source.offset").collect() == [("x", 1, 7)]
     (part,) = stateless_parts(stream_of(windowed), {"things": frame})
