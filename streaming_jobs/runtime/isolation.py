@@ -20,7 +20,6 @@ Without state, a run is the whole function. With state, it is the part ahead of 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +130,9 @@ _REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 @contextmanager
 def _unreported() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in _REPORTS]
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain logger of the name would not take its calls
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
