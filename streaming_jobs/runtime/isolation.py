@@ -132,7 +132,7 @@ _REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 def _unreported() -> Iterator[None]:
     from pyspark.logger import PySparkLogger
 
-    loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain logger of the name would not take its calls
+    loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain one would not take its calls
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
