@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.catalog.truths import Record, Truth, truth
+from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table_source import DeltaSource
@@ -52,6 +53,7 @@ __all__ = [
     "EpochMicros",
     "EpochMillis",
     "EpochSeconds",
+    "ErrorPolicy",
     "Format",
     "Holds",
     "InSet",

@@ -263,6 +263,25 @@ class RuleBroken(PermanentError):
     code = "REC-029"
 
 
+class RecordRefused(PermanentError):
+    """A record or row failed, and the stream's error policy stops the stream for it; nothing of its batch is visible.
+
+    The message names the layer, the record and the remedy. Dead letters instead: `errors=ErrorPolicy(...)`.
+    """
+
+    code = "REC-039"
+
+
+class ErrorBudgetExceeded(PermanentError):
+    """More records and rows failed than the stream's error budget allows; nothing of the batch is visible.
+
+    Find the cause: a new version of a producer, or of the stream's own code. Raise the budget in the stream's `errors`
+    only if it is right that so many fail.
+    """
+
+    code = "REC-040"
+
+
 class BrokerUnreachable(TransientError):
     """No broker answered at the configured address within the deadline.
 

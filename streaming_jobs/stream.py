@@ -28,6 +28,7 @@ from streaming_jobs.declare.columns import (
     checked_order,
     checked_types,
 )
+from streaming_jobs.declare.error_policy import DEFAULT_POLICY, ErrorPolicy
 from streaming_jobs.declare.names import (
     checked_choice,
     checked_name,
@@ -157,6 +158,7 @@ class Stream:
     Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
     batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
     `rules` has the row rules of a table by its name in `sinks`; `files`, by name, what the function reads and is code.
+    `errors` says what happens to a record that fails.
     """
 
     name: str
@@ -168,6 +170,7 @@ class Stream:
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
     topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    errors: ErrorPolicy = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
@@ -189,10 +192,24 @@ class Stream:
         if len(set(names)) < len(names):
             raise UsageError(f"stream {self.name} reads a topic or table twice: {names}", "declare it once")
         object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
+        self._check_errors()
         for name in self.quarantines.values():
             checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
+
+    def _check_errors(self) -> None:
+        if not isinstance(self.errors, ErrorPolicy):
+            raise UsageError(
+                f"stream {self.name}: errors is {self.errors!r}, not an ErrorPolicy",
+                'write errors=ErrorPolicy(function="dead_letter")',
+            )
+        if self.errors.function != "fail" and self.tables_read:
+            raise UsageError(
+                f"stream {self.name} reads table {self.tables_read[0].name}, and errors has "
+                f"function='{self.errors.function}': only records of topics have an offset by which they are set aside",
+                "let the function return null where it would raise (try_cast, try_divide), with a rule on the column",
+            )
 
     def _separate_sinks(self) -> None:
         topics = {**self.topic_sinks, **{n: s for n, s in self.sinks.items() if isinstance(s, KafkaSink)}}
@@ -294,12 +311,13 @@ def stream(
     owners: Sequence[str] = (),
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
     files: Sequence[str] = (),
+    errors: ErrorPolicy = DEFAULT_POLICY,
 ) -> Callable[[Callable[..., Any]], Stream]:
     """Declare the decorated function as a stream; its docstring is the description, its name the default name.
 
     `rules` are the sink's; with several sinks, a mapping of each sink's name to its rules. `files` are data that
     is code, such as a query or a table of rates that the function reads: their content is part of the code's version.
-    Their paths are relative to the function's module.
+    Their paths are relative to the function's module. `errors` says what happens to a record that fails.
     """
 
     def declare(function: Callable[..., Any]) -> Stream:
@@ -324,6 +342,7 @@ def stream(
             owners=owners,
             rules=by_sink,
             files=_declared_files(name or function.__name__, function, files),
+            errors=errors,
         )
 
     return declare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +89,7 @@ def _description(stream: Stream) -> dict[str, Any]:
             for sink in stream.topic_sinks.values()
         ],
         "dead_letters": stream.dead_letters,
+        "errors": asdict(stream.errors),
     }
 
 

@@ -42,6 +42,7 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import take
+from streaming_jobs.state.set_aside import of_letters
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_history import note_slice
@@ -433,7 +434,8 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         readable = Archives(at.tools.settings)
         archive = readable.of(stream, offsets.topic, offsets.topic_id)
         void = readable.void_of(stream, offsets.topic, offsets.topic_id)
-        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive, void)
+        aside = of_letters(at.tools.settings.tables / stream.dead_letters, offsets.topic)
+        source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive, void, aside=aside)
         frame = source.batch(spark, offsets.start, offsets.end)
         if made.required:
             moment = F.col(f"`{made.event_time}`").cast("timestamp")

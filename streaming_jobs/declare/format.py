@@ -19,14 +19,18 @@ MAX_DETAIL = 400
 
 @dataclass(frozen=True)
 class Refusal:
-    """The verdict on a refused value: `reason` is a stable word, `detail` says what was expected, found and where."""
+    """The verdict on a refused value: `reason` is a stable word, `detail` says what was expected, found and where.
+
+    A detail of more than `most` characters is cut.
+    """
 
     reason: str
     detail: str
+    most: int = field(default=MAX_DETAIL, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.detail) > MAX_DETAIL:
-            object.__setattr__(self, "detail", f"{self.detail[: MAX_DETAIL - 3]}...")
+        if len(self.detail) > self.most:
+            object.__setattr__(self, "detail", f"{self.detail[: self.most - 3]}...")
 
 
 class Refused(Exception):

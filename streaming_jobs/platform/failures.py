@@ -135,6 +135,9 @@ _ON_DATA = re.compile(
 )
 _NO_CAUSE = "(no cause message)"
 """Spark's words for the end of file that it reads from a Python process of a source that is gone."""
+_JVM_FRAMES = re.compile(r"\n\s*at [\w.$]+\(|\n\s*(?:JVM|Driver) stacktrace")
+MOST_TRACEBACK = 3_000
+"""Characters of a traceback that are kept with a record: its end, where the function's own lines are."""
 _FIRST_LINES = 3
 _NAMED = 4
 
@@ -214,6 +217,16 @@ def _of_a_store(text: str) -> TransientError | None:
         check = "check its address, and that it runs; nothing is lost, a later attempt continues"
         return TransientError(f"the object store did not answer: {shown}", check)
     return None
+
+
+def with_traceback(error: FunctionRaised) -> str:
+    """What the function raised, and the traceback of its Python worker if it has one, cut at its beginning."""
+    text = _COLOURS.sub("", str(error.__cause__ or ""))
+    summary, _ = _raised(text) or (error.found, "")
+    if not _WORKER.search(text):
+        return summary
+    frames = _JVM_FRAMES.split(text[text.rindex("Traceback (most recent call last)") :])[0].strip()
+    return f"{summary}\n{frames[-MOST_TRACEBACK:]}"
 
 
 def function_raised(function: Callable[..., object], error: Exception) -> TransientError:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs.errors import LedgerConflict
+from streaming_jobs.errors import FunctionRaised, LedgerConflict
 from streaming_jobs.ledger.entry import DROPPED, READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
+from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import (
     BatchFiles,
     BatchHooks,
@@ -31,6 +32,9 @@ from streaming_jobs.runtime.batch_hooks import (
     fits_the_driver,
     phases,
 )
+from streaming_jobs.runtime.failed_records import FailedRecords
+from streaming_jobs.runtime.isolation import Isolated, Isolation
+from streaming_jobs.runtime.output_frames import fitted_outputs, run
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
@@ -66,6 +70,11 @@ class BatchCounts:
         self.rows |= {name: n for name, n in done.rows.items() if name.startswith(DROPPED)}
         self.rows[counted_as] = done.rows_written
         self.rules |= done.rules
+
+    def of_dropped(self, numbers: Mapping[str, int]) -> None:
+        """Count what the stream's error policy drops, beside what rules have dropped."""
+        for name, number in numbers.items():
+            self.rows[name] = self.rows.get(name, 0) + number
 
     def of_write(self, table: str, counted_as: str, pending: PendingWrite) -> None:
         """Count the prepared rows of a table, and the rows that its rules have removed."""
@@ -148,11 +157,6 @@ def written(topics: Sequence[Sink], txn: Txn) -> tuple[WrittenRange, ...]:
     return tuple(each for entry in entries for each in entry.written)
 
 
-def run(frame: DataFrame) -> None:
-    """Run the frame's plan where no sink needs its rows: its state is computed, and its records are counted."""
-    frame.write.format("noop").mode("overwrite").save()
-
-
 log = structlog.get_logger()
 
 
@@ -175,6 +179,8 @@ class BatchPipeline:
     pause: Pause | None = None
     shared: SharedPlan | None = None
     """What the outputs share, if there are several: a batch's frame has its rows."""
+    isolation: Isolation | None = None
+    """Sets aside records on which the function raises, and counts failures against the error budget."""
     ends_when_quiet: bool = False
     """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -260,16 +266,18 @@ class BatchPipeline:
         if path == "driver":
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
-            staged = self._stage_all(frame, entry, path, held)
+            staged, isolated = self._staged(frame, entry, path, held)
             computed, prepared_s = time.monotonic(), self._write_s
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
-            self._look_at_sources()
+            self._seen = self._counts() if isolated is None else dict(isolated.counts)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.check_lease()
             self.hooks.before_commit()
-            entry = self._commit_others(frame.sparkSession, entry, staged, path, held)
+            failed = self._failed(entry, staged)
+            failed.check(frame.sparkSession, entry, self.sources, self.isolation)
+            entry = self._commit_others(frame.sparkSession, entry, staged, failed, path, held)
             self.hooks.at("secondary_committed", self.stream.name, batch)
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
@@ -291,6 +299,60 @@ class BatchPipeline:
         )
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _staged(
+        self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack
+    ) -> tuple[dict[str, PendingWrite], Isolated | None]:
+        """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
+        try:
+            return self._stage_all(self._frames(frame, held), entry, path, held), None
+        except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
+            isolated = self._isolated(frame.sparkSession, entry, error, path, held)
+        if path == "driver":
+            self.files.attempts.begin(entry.txn)  # the failure has removed the note
+        return self._stage_all(self._frames_without(isolated), entry, path, held), isolated
+
+    def _isolated(
+        self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
+    ) -> Isolated:
+        """Set aside the records on which the function raised `error`; raises it if none is set aside.
+
+        A batch that a table has already is not searched: its records there are those of the run that wrote them. With
+        state, the query begins again without the records, and so does its state.
+        """
+        raised = classify(error)
+        has_batch = any((at := sink.position) is not None and at >= entry.txn for sink in self.sinks)
+        keeps = self.isolation is None or self.stream.errors.function == "fail"
+        if keeps or not isinstance(raised, FunctionRaised) or has_batch:
+            raise error
+        assert self.isolation is not None
+        check, in_driver = self.hooks.check_lease, path == "driver"
+        isolated = self.isolation.isolate(spark, entry, raised, held, check, in_driver=in_driver)
+        self.hooks.at("set_aside", self.stream.name, entry.batch)
+        if self.traits.may_keep_state:
+            self.replanned = True
+            raise StopAtBorder
+        self.sources = self.isolation.sources
+        return isolated
+
+    def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:
+        """The frames of a batch by the sinks that take them, made of Spark's frame of the batch."""
+        frames = {self.sinks.primary.name: frame, self.sinks.first.name: frame}
+        if self.shared is not None:
+            held.callback(frame.unpersist)
+            frames |= self.shared.outputs_of(frame.persist())
+        return frames
+
+    def _frames_without(self, isolated: Isolated) -> dict[str, DataFrame]:
+        """The same without the records that are set aside; of a stream without state."""
+        outputs = self.stream.outputs(**isolated.records)
+        fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
+        return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
+
+    def _failed(self, entry: LedgerEntry, staged: Mapping[str, PendingWrite]) -> FailedRecords:
+        raised = {} if self.isolation is None else self.isolation.aside_of(entry.txn)
+        drops = self.isolation is not None and self.isolation.aside.action == "drop"
+        return FailedRecords.of(self.stream.errors, self.sources, self._seen, staged, raised, drops_raised=drops)
 
     def _records(self, batch: int) -> int:
         return sum(offsets.records for offsets in self._ranges(batch))
@@ -356,17 +418,15 @@ class BatchPipeline:
         sink.sync()  # the file system may still hold it in memory only, after a driver was killed
         return committed
 
-    def _stage_all(self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack) -> dict[str, PendingWrite]:
+    def _stage_all(
+        self, frames: Mapping[str, DataFrame], entry: LedgerEntry, path: Route, held: ExitStack
+    ) -> dict[str, PendingWrite]:
         """Prepare the rows of every table that does not have this batch yet."""
         topics = [source.name for source in self.sources]
         others = (*self.sinks.secondary, *self.sinks.topics)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
-        frames = {self.sinks.primary.name: frame, self.sinks.first.name: frame}
-        if self.shared is not None:
-            held.callback(frame.unpersist)
-            frames |= self.shared.outputs_of(frame.persist())
         if self.sinks.topics_only and not waiting:
-            run(frame)
+            run(frames[self.sinks.primary.name])
         staged = {}
         first_read = self.hooks.first_read(entry.offsets)
         for sink in (self.sinks.primary, *waiting):
@@ -379,11 +439,17 @@ class BatchPipeline:
         return staged
 
     def _commit_others(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        staged: Mapping[str, PendingWrite],
+        failed: FailedRecords,
+        path: Route,
+        held: ExitStack,
     ) -> LedgerEntry:
         """Commit the secondary tables that have rows and lack this batch; returns the primary entry with their txns."""
         counts, mixed = BatchCounts(), []
-        for sink, done, pending in self._others(spark, entry, staged, path, held):
+        for sink, done, pending in self._others(spark, entry, staged, failed, path, held):
             counted_as = self.sinks.counted_as(sink)
             if done is not None:
                 counts.of_commit(counted_as, done)
@@ -398,10 +464,17 @@ class BatchPipeline:
             log.warning(note, stream=self.stream.name, batch=entry.batch)
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
+        counts.of_dropped(failed.dropped(self.sinks))
         return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
 
     def _others(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        staged: Mapping[str, PendingWrite],
+        failed: FailedRecords,
+        path: Route,
+        held: ExitStack,
     ) -> Iterator[tuple[Sink, LedgerEntry | None, PendingWrite | None]]:
         """Yields each other sink with its entry if it has the batch, else with its pending rows, if there are any.
 
@@ -409,7 +482,7 @@ class BatchPipeline:
         letters = self.sinks.dead_letters
         done = self._done(letters, replace(entry, table=letters.name))
         refuse_other_letters(done, staged, self.sinks, entry)
-        yield letters, done, self._stage_letters(spark, entry, staged, path, held) if done is None else None
+        yield letters, done, self._stage_letters(spark, entry, failed, path, held) if done is None else None
         for companion in self.sinks.companions:
             sink = companion.sink
             done, pending = self._done(sink, replace(entry, table=sink.name)), None
@@ -422,11 +495,11 @@ class BatchPipeline:
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 
-    def _look_at_sources(self) -> None:
-        """Read the counts of each source with records in this batch; a source without any still shows older counts."""
+    def _counts(self) -> dict[str, SourceCounts]:
+        """The counts of each source with records in this batch; a source without any still shows older counts."""
         assert self.query is not None
         observed = self.query.observed
-        self._seen = {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
+        return {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
 
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
         """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
@@ -449,13 +522,12 @@ class BatchPipeline:
         return ({"late": late} if late else {}), newest_record
 
     def _stage_letters(
-        self, spark: SparkSession, entry: LedgerEntry, staged: Mapping[str, PendingWrite], path: Route, held: ExitStack
+        self, spark: SparkSession, entry: LedgerEntry, failed: FailedRecords, path: Route, held: ExitStack
     ) -> PendingWrite | None:
-        """The batch's dead letters: records refused while decoding, and output rows without their key."""
+        """The batch's dead letters: records refused while decoding or set aside, and output rows without their key."""
         ranges = {r.topic: r for r in entry.offsets}
-        counts = [(source, self._seen.get(source.observation)) for source in self.sources]
-        refused = [(source, ranges[source.name], seen.bad) for source, seen in counts if seen is not None and seen.bad]
-        rejected = [s.rejected for s in staged.values() if s.rejected is not None and s.rejected.num_rows]
+        refused = [(s, ranges[s.name], number) for s in self.sources if (number := failed.letters_of(s.name))]
+        rejected = failed.rejected_letters
         if not refused and not rejected:
             return None
         with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):

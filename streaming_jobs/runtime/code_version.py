@@ -31,6 +31,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
+from streaming_jobs.declare.error_policy import DEFAULT_POLICY
 from streaming_jobs.declare.topic import ComputedTime, KafkaTopic
 from streaming_jobs.ledger.entry import CodeVersion
 from streaming_jobs.stream import Stream
@@ -204,6 +205,7 @@ _FORMER_MODULES = {
     "Debezium": "formats.debezium",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
+    "ErrorPolicy": "error_policy",
     "Json": "formats.json",
     "JsonSchema": "formats.json_schema",
     "KafkaSink": "kafka_sink",
@@ -307,6 +309,7 @@ def _declared(stream: Stream, type_name: TypeName) -> list[object]:
         "sink": stream.sinks,
         "topic": stream.topic_sinks,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
+        "errors": {"": stream.errors} if stream.errors != DEFAULT_POLICY else {},
     }
     return [
         (kind, name, _described(each, type_name)) for kind, by_name in parts.items() for name, each in by_name.items()

@@ -19,6 +19,9 @@ POINTS = (
     "batch_committed",  # Spark has written commits/N
 )
 
+ASIDE_POINTS = ("set_aside",)  # the list of records that raise is on disk, the batch is not repeated without them
+"""The point of a batch on which the stream's function raises."""
+
 TOPIC_POINTS = ("transaction_open",)  # the records of a batch are in its topic, the transaction is not committed
 """The point of a stream that writes a topic."""
 

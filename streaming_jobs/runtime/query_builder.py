@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streaming_jobs.declare.table import Emit, emits
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, TransientError, UsageError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
-from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
@@ -29,6 +28,9 @@ from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.isolation import Isolation
+from streaming_jobs.runtime.output_frames import fitted_outputs
+from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
@@ -41,6 +43,7 @@ from streaming_jobs.runtime.spark_plan import (
     used_columns,
 )
 from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
     KafkaTopicSinks,
     TopicSinks,
@@ -54,15 +57,15 @@ from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
-from streaming_jobs.sources.base import SourceCounts, TopicReader
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.batch_watermark import WatermarkServer
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
-from streaming_jobs.sources.read_times import BatchReadTimes
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
+from streaming_jobs.state.set_aside import SetAside, SetAsideFile
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder, attempt_file
 from streaming_jobs.state.stream_record import BoundTable, BoundTopic, StreamRecord
@@ -77,7 +80,6 @@ from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -187,95 +189,6 @@ def sources_of(
     return made
 
 
-# What a batch requests from its running query (`batch_hooks.Query`).
-
-_DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
-_DROPPED_ROWS = f"""
-public class DroppedRows implements java.util.function.Function {{
-    private long dropped, watermark;
-
-    public synchronized Object apply(Object plan) throws Exception {{
-        dropped = watermark = 0;
-        add((org.apache.spark.sql.execution.SparkPlan) plan);
-        return dropped + " " + watermark;
-    }}
-
-    private void add(org.apache.spark.sql.execution.SparkPlan node) throws Exception {{
-        scala.Option metric = node.metrics().get("{_DROPPED}");
-        if (metric.isDefined()) {{
-            dropped += ((Number) ((org.apache.spark.util.AccumulatorV2) metric.get()).value()).longValue();
-            scala.Option mark = (scala.Option) node.getClass().getMethod("{_WATERMARK}", new Class[0])
-                .invoke(node, new Object[0]);
-            if (mark.isDefined()) watermark = Math.max(watermark, ((Number) mark.get()).longValue());
-        }}
-        for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
-            add((org.apache.spark.sql.execution.SparkPlan) nodes.next());
-    }}
-}}
-"""
-
-
-class QueryHandle:
-    """The running query, once there is one: the pipeline's first batch can begin before `start` returns."""
-
-    def __init__(self, spark: SparkSession | None = None, times: Sequence[Path] = ()) -> None:
-        """`times` are the files in which the sources of the query note the times of a batch."""
-        self._spark = spark
-        self._times = times
-        self._ready = threading.Event()
-        self._query: StreamingQuery | None = None
-        self._dropped_rows: Any = None
-
-    def bind(self, query: StreamingQuery) -> None:
-        self._query = query
-        self._ready.set()
-
-    def observed(self, observation: str) -> SourceCounts:
-        """The counts of one source in the plan that ran last (`Dataset.observe`)."""
-        metrics = self._execution().observedMetrics().get(observation)
-        if not metrics.isDefined():
-            return SourceCounts()
-        # One call over the gateway, not one per field: each takes a fifth of a millisecond.
-        counts = str(metrics.get().mkString(",")).split(",")
-        return SourceCounts(*(None if count == "null" else int(count) for count in counts))  # type: ignore[arg-type]
-
-    def dropped_behind(self) -> int | None:
-        """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
-        if self._dropped_rows is None:
-            assert self._spark is not None
-            self._dropped_rows = new_object(self._spark, "DroppedRows", _DROPPED_ROWS)
-        dropped, watermark = self._dropped_rows.apply(self._execution().executedPlan()).split()
-        return int(watermark) if int(dropped) else None
-
-    def read_times(self) -> BatchReadTimes:
-        return BatchReadTimes.of(self._times)
-
-    def _execution(self) -> Any:
-        if not self._ready.wait(30) or self._query is None:
-            raise TransientError("the query did not report itself within 30 s")
-        return self._query._jsq.streamingQuery().lastExecution()
-
-
-@dataclass(frozen=True)
-class BuiltQuery:
-    """A stream ready to start; `start` starts the query and binds it to the pipeline."""
-
-    record: StreamRecord
-    pipeline: BatchPipeline
-    writer: DataStreamWriter
-    handle: QueryHandle
-    conf: AbstractContextManager[None]
-    watermarks: WatermarkServer
-
-    def start(self) -> StreamingQuery:
-        """Start the query; it keeps the session's configuration of this moment."""
-        with self.conf:
-            query = self.writer.start()
-        self.handle.bind(query)
-        self.watermarks.bind(query)
-        return query
-
-
 @dataclass(frozen=True)
 class QueryBuilder:
     """Builds the query of one stream; `before_commit` and `report` are hooks of its pipeline, `until` bounds it."""
@@ -342,7 +255,10 @@ class QueryBuilder:
         record = snapshot.record or stream_record.first(name)
         if snapshot.record is None:
             record = stream_record.save(self.settings, record)
-        sources = self._sources({topic.name: topic.topic_id or "" for topic in snapshot.topics})
+        file = SetAsideFile(StreamFolder.of(self.settings, name).set_aside)
+        aside = file.load().in_generation(record.generation)
+        topic_ids = {topic.name: topic.topic_id or "" for topic in snapshot.topics}
+        sources = self._without(aside, self._sources(topic_ids))
         starts = self._starts(record, snapshot)
         watermarks = WatermarkServer()
         timed = watermarks.timed(sources)
@@ -358,6 +274,7 @@ class QueryBuilder:
         }
         outputs = self._outputs(frames)
         plan_traits = self._checked_traits(outputs)
+        self._check_isolation(spark, sources, plan_traits)
         record = self._bound(record, snapshot, starts, outputs)
         check_topics(self.stream, outputs)
         self._check_lease()  # opening the topics fences every other driver
@@ -377,15 +294,23 @@ class QueryBuilder:
         handle = QueryHandle(spark, [self._times_of(s.parameter) for s in sources])
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
-        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices)
+        isolation = Isolation.of(
+            self.stream,
+            file,
+            aside,
+            [source for source in sources if isinstance(source, KafkaSource)],
+            sinks,
+            stateful=plan_traits.may_keep_state,
+            in_replay=self._is_replay,
+        )
+        pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, isolation)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
         # In the tables' columns from the start, so that no batch is planned a second time.
-        named = zip(self.stream.output_names, sinks.outputs, strict=True)
-        fitted = {sink.name: sink.fit(outputs[name], [source.name for source in sources]) for name, sink in named}
+        fitted = fitted_outputs(self.stream, sinks, outputs, [source.name for source in sources])
         if len(fitted) == 1:
             frame = fitted[sinks.first.name]
         else:
@@ -423,7 +348,7 @@ class QueryBuilder:
         Writes nothing, and needs no broker.
         """
         outputs = self._without_start(spark)
-        self._checked_traits(outputs)
+        self._check_isolation(spark, self._sources({}), self._checked_traits(outputs))
         fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
@@ -471,6 +396,25 @@ class QueryBuilder:
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
         archives = self.archives or Archives(self.settings)
         return sources_of(self.stream, self.stream_settings, self.connection, archives, topic_ids)
+
+    def _without(
+        self, aside: SetAside, sources: Sequence[KafkaSource | TableSource]
+    ) -> list[KafkaSource | TableSource]:
+        """The sources without the records that are set aside."""
+        drops = self.stream.errors.decode == "drop"
+        return [
+            replace(source, aside=aside.of_topic(source.name), drops_refused=drops)
+            if isinstance(source, KafkaSource)
+            else source
+            for source in sources
+        ]
+
+    def _check_isolation(
+        self, spark: SparkSession, sources: Sequence[KafkaSource | TableSource], plan_traits: PlanTraits
+    ) -> None:
+        """Raise ConfigurationError if records on which the function raises can not be found ahead of its state."""
+        if self.stream.errors.function != "fail" and plan_traits.may_keep_state:
+            stateless_parts(self.stream, {source.parameter: source.batch(spark, {}, {}) for source in sources})
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""
@@ -587,6 +531,7 @@ class QueryBuilder:
         plan_traits: PlanTraits,
         handle: QueryHandle,
         slices: SliceCommits,
+        isolation: Isolation,
     ) -> BatchPipeline:
         name = self.stream.name
         keeper = PeriodicSavepoints(self.settings, self.stream, record)
@@ -618,6 +563,7 @@ class QueryBuilder:
             upkeep=upkeep_of(self.stream, tables, self.settings, record.generation, replay=self._is_replay),
             query=handle,
             pause=Pause(self.stream_settings.longest_wait) if self.trigger == "continuous" else None,
+            isolation=isolation,
             ends_when_quiet=self.trigger == "available-now" and plan_traits.wall_clock,
         )
 

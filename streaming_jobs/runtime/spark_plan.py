@@ -209,12 +209,12 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
 def traits_of(plan: str) -> PlanTraits:
     nodes = streaming_nodes(plan)
     sources = sum(1 for name, _ in nodes if name.startswith(_SOURCE))
-    stateful = any(_keeps_state(name) or (name == "Join" and sources > 1) for name, _ in nodes)
+    stateful = any(keeps_state(name) or (name == "Join" and sources > 1) for name, _ in nodes)
     multiplies = any(name.startswith(_MULTIPLIES) for name, _ in nodes)
-    unknown = tuple(sorted({name for name, _ in nodes if not _is_known(name)} | _repeated_references(nodes)))
+    unknown = tuple(sorted({name for name, _ in nodes if not is_known(name)} | _repeated_references(nodes)))
     joins = [line for name, line in nodes if name == "Join" and sources > 1]
     null_keys = tuple(key for line in joins for key in _null_keys(line))
-    wall_clock = any(_keeps_state(name) and _WALL_CLOCK.search(line) for name, line in nodes)
+    wall_clock = any(keeps_state(name) and _WALL_CLOCK.search(line) for name, line in nodes)
     return PlanTraits(
         stateful,
         multiplies,
@@ -244,8 +244,8 @@ def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
 
     With several `sources` a join may be one of two streams, which keeps state.
     """
-    stateful = (name for name in nodes if _keeps_state(name) or (sources > 1 and name.startswith("Join")))
-    return tuple(sorted({*stateful, *(name for name in nodes if not _is_known(name))}))
+    stateful = (name for name in nodes if keeps_state(name) or (sources > 1 and name.startswith("Join")))
+    return tuple(sorted({*stateful, *(name for name in nodes if not is_known(name))}))
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
     nodes = [(name, line.lstrip(" :+|-~")) for name, line in streaming_nodes(plan)]
     fingerprint: dict[str, str] = {}
     for (name, line), (_, below) in zip(nodes, [*nodes[1:], ("", "")], strict=True):
-        if not (_keeps_state(name) or name.startswith("Join")):
+        if not (keeps_state(name) or name.startswith("Join")):
             continue
         index = str(sum(not key.endswith(_FORMERLY) for key in fingerprint))
         meaning = _meaning(line, known)
@@ -346,11 +346,11 @@ def _repeated_references(nodes: list[tuple[str, str]]) -> set[str]:
     return set() if len(named) == len(set(named)) else {"CTERelationRef"}
 
 
-def _keeps_state(name: str) -> bool:
+def keeps_state(name: str) -> bool:
     return name.startswith(_STATEFUL) and name not in _BY_BATCH
 
 
-def _is_known(name: str) -> bool:
+def is_known(name: str) -> bool:
     return name in _PLAIN or name.startswith((*_STATEFUL, *_MULTIPLIES, _SOURCE))
 
 

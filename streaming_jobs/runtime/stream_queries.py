@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from streaming_jobs.runtime.batch import BatchPipeline
-    from streaming_jobs.runtime.query_builder import BuiltQuery
+    from streaming_jobs.runtime.query_handle import BuiltQuery
     from streaming_jobs.runtime.stream_sinks import TopicSinks
 
 log = structlog.get_logger()

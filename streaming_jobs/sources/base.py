@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from streaming_jobs.declare.format import Refusal
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """The first offset of a range, and the one after its last."""
+Aside = Mapping[tuple[int, int], Refusal | None]
+"""By partition and offset the records of a topic that are set aside: their dead letter, or None for no dead letter."""
 
 
 @dataclass(frozen=True)

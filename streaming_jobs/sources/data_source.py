@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import cloudpickle  # a lambda may compute an event time
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -36,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.batch_watermark import SourceClock, TimedSource
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RECORD, note_used
@@ -325,7 +327,7 @@ class FrameSource(ABC):
         used.unlink(missing_ok=True)
         reading = self._reading(self.reading_name(owner), "all", start, used)
         judged = load(spark, replace(reading, limits=limits, workers=_parallel_tasks(spark), timed=timed))
-        frame = self._good(judged.observe(self.observation, *self._counted()))
+        frame = self.good(judged.observe(self.observation, *self._counted()))
         if self.event_time is None or self.lateness is None:
             return frame
         return frame.withWatermark(self.event_time, f"{milliseconds(self.lateness)} milliseconds")
@@ -339,7 +341,26 @@ class FrameSource(ABC):
 
     def batch(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
         """The good records of a range as a batch frame."""
-        return self._good(self._range(spark, "all", start, end))
+        return self.good(self.judged(spark, start, end))
+
+    def judged(self, spark: SparkSession, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
+        """All records of a range with the verdict on them, as a batch frame; `good` leaves out the refused ones."""
+        return self._range(spark, "all", start, end)
+
+    def held(self, spark: SparkSession, rows: pa.Table) -> DataFrame:
+        """Records of `judged` that the driver has in memory, as such a frame."""
+        return spark.createDataFrame(rows, self._reading(f"{self.kind}-held-{self.parameter}", "all", {}).schema)
+
+    def counts_held(self, rows: pa.Table) -> SourceCounts:
+        """The counts of records of `judged` that the driver has in memory."""
+        good = rows.filter(pc.invert(rows["_bad"]))
+        timed = self.event_time and self.lateness is not None and good.num_rows
+        newest = pc.cast(pc.max(good["timestamp"]), pa.int64()).as_py() if timed else None
+        return SourceCounts(rows.num_rows - good.num_rows, newest)
+
+    def counts(self, judged: DataFrame) -> SourceCounts:
+        """The counts of the records in a frame of `judged`, as the streaming frame observes them."""
+        return SourceCounts(*judged.agg(*self._counted()).head())  # type: ignore[misc]
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
@@ -349,7 +370,7 @@ class FrameSource(ABC):
         """Good records of a range whose event time is at or behind a watermark; a time without a zone is UTC."""
         if self.event_time is None:
             return 0
-        judged = self._range(spark, "all", offsets.start, offsets.end)
+        judged = self.judged(spark, offsets.start, offsets.end)
         late = F.unix_micros(F.col(RECORD)[self.event_time].cast("timestamp")) <= F.lit(watermark_ms * 1000)
         return judged.where(~F.col("_bad") & late).count()
 
@@ -370,7 +391,7 @@ class FrameSource(ABC):
             figures += [F.max(F.when(~bad, F.unix_micros("timestamp"))).alias("newest")]
         return figures
 
-    def _good(self, judged: DataFrame) -> DataFrame:
+    def good(self, judged: DataFrame) -> DataFrame:
         """The good records: their fields, and their position as `_source`."""
         position = F.struct(*(F.col(name) for name in self._position))
         return judged.where(~F.col("_bad")).select(f"{RECORD}.*", position.alias(SOURCE_COLUMN))

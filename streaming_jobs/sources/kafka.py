@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
-from streaming_jobs.sources.base import Archive, Span, TopicReader
+from streaming_jobs.sources.base import Archive, Aside, Span, TopicReader
 from streaming_jobs.sources.connection import SessionSchemas, is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
@@ -170,13 +170,16 @@ def grouped(
 class KafkaSource(FrameSource):
     """One topic of one stream. `archive` has what the topic no longer has.
 
-    Records in the `void` ranges are not read.
+    Records in the `void` ranges are not read. Those `aside` are refused, whatever the format says. With
+    `drops_refused`, records that the format refuses get no dead letter.
     """
 
     declared: KafkaTopic
     archive: Archive | None = None
     void: VoidRanges = NO_VOID
     clients: TopicClients = KAFKA
+    aside: Aside = field(default_factory=dict)
+    drops_refused: bool = False
 
     kind = "kafka"
 
@@ -208,7 +211,12 @@ class KafkaSource(FrameSource):
             name,
             dict(start),
             blocks=RecordBlocks(
-                self.declared.bound(SessionSchemas(self.client)), rows, used, recovered=bool(self.void.spans)
+                self.declared.bound(SessionSchemas(self.client)),
+                rows,
+                used,
+                recovered=bool(self.void.spans),
+                aside=self.aside,
+                drops_refused=self.drops_refused,
             ),
             client=self.client,
             archive=self.archive,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -35,6 +35,7 @@ from streaming_jobs.declare.format import BlockReader, Format, Refusal
 from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.errors import FunctionRaised, RecourseError
 from streaming_jobs.formats.framing import with_header
+from streaming_jobs.sources.base import Aside
 from streaming_jobs.storage.files import write_json
 from streaming_jobs.storage.locations import Location, StorePath
 from streaming_jobs.stream import KafkaTopic
@@ -183,13 +184,16 @@ class RecordBlocks:
 
     `used` is a file that may list the columns in use, `_record.field` for fields of the value; the
     others are null. It is read when the first batch is made. `recovered`: the topic has records that a recovery has
-    written again.
+    written again. `aside` are good records that are refused all the same, without a dead letter if they have no
+    refusal. With `drops_refused`, no record that the format refuses has a dead letter.
     """
 
     declared: KafkaTopic
     rows: Literal["all", "refused"]
     used: Location | None = None
     recovered: bool = False
+    aside: Aside = field(default_factory=dict)
+    drops_refused: bool = False
 
     @cached_property
     def _format(self) -> Format:
@@ -245,11 +249,15 @@ class RecordBlocks:
         """The records as one batch, in their order."""
         values = records.values
         columns, refused = self._judged(records)
+        aside = self._set_aside(records) if self.aside else {}
         if self.rows == "refused":
-            return self._refused(records, refused)
+            letters = {row: why for row, why in aside.items() if why is not None}
+            return self._refused(records, letters if self.drops_refused else {**refused, **letters})
         size = len(records)
         bad = np.zeros(size, dtype=bool)
-        bad[list(refused)] = True
+        bad[[*refused, *aside]] = True
+        if aside:  # like those of a refused record, the fields are null: no expression of Spark meets them
+            columns = columns.take(pa.array(np.arange(size), mask=bad))
         fields = list(self.schema.field(RECORD).type)
         made = dict(zip(self._fields, columns.columns, strict=True))
         record = [made[f.name] if f.name in made else pa.nulls(size, f.type) for f in fields]
@@ -263,6 +271,13 @@ class RecordBlocks:
         }
         arrays = [built[f.name] if f.name in built else pa.nulls(size, f.type) for f in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _set_aside(self, records: SourceRecords) -> dict[int, Refusal | None]:
+        """By row the records that are set aside."""
+        partitions, offsets = np.asarray(records.column("partition")), np.asarray(records.column("offset"))
+        found = np.flatnonzero(np.isin(offsets, [offset for _, offset in self.aside]))
+        places = ((int(row), (int(partitions[row]), int(offsets[row]))) for row in found)
+        return {row: self.aside[place] for row, place in places if place in self.aside}
 
     def _times(self, records: SourceRecords) -> np.ndarray:
         """What `max_ahead` is measured against, in milliseconds since 1970."""

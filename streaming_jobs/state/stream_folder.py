@@ -122,6 +122,11 @@ class StreamFolder:
         return ObjectHandle(self.files, f"savepoints/{name}/savepoint.json")
 
     @property
+    def set_aside(self) -> ObjectHandle:
+        """The records of the newest batch that the function raises on, and an error budget's count (`set_aside.py`)."""
+        return ObjectHandle(self.files, "set_aside.json")
+
+    @property
     def output_plans(self) -> ObjectHandle:
         """The output plans of each code version (`runtime/output_plans.py`)."""
         return ObjectHandle(self.files, "outputs.json")

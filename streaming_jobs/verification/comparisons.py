@@ -137,6 +137,9 @@ def _letters(exam: Examination, table: StreamTable, rows: pa.Table) -> None:
     if exam.accepted(table.name):
         exam.tell(table.name, "dead letters", "not compared", ACCEPTED)
         return
+    if exam.refusals.drops:
+        exam.tell(table.name, "dead letters", "not compared", "the stream drops the records that its format refuses")
+        return
     code = exam.refusals.code
     read = exam.coverage.read_by(code) if code else exam.coverage.spans
     covered = {}

@@ -37,6 +37,8 @@ class Refusals:
     reasons: frozenset[str] = frozenset()
     found: dict[str, dict[int, str]] = field(default_factory=dict)
     code: frozenset[str] = frozenset()
+    drops: bool = False
+    """True if the stream drops what its format refuses, so that no dead letter is due."""
 
     def take(self, record: RawRecord) -> None:
         reason = self.reason(record)

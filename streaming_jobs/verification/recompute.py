@@ -38,6 +38,7 @@ from streaming_jobs.sinks.delta.upsert_order import DELETE_COLUMN
 from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.sources.kafka import KafkaSource
+from streaming_jobs.state.set_aside import of_letters
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text.spelling import counted
 from streaming_jobs.verification.examination import VersionGone, still, version_at
@@ -90,7 +91,8 @@ def recompute(
     try:
         for parameter, topic in stream.sources.items():
             assert isinstance(topic, KafkaTopic)  # `verify` leaves the others out
-            source = KafkaSource(parameter, topic, client, topic.delay)
+            aside = of_letters(settings.tables / stream.dead_letters, topic.name)
+            source = KafkaSource(parameter, topic, client, topic.delay, aside=aside)
             frames[parameter] = _read(source, spark, [s for s in spans if s.topic == topic.name], readers[topic.name])
         outputs = stream.outputs(**frames)
         tables = {name: frame for name, frame in outputs.items() if name in stream.sinks}

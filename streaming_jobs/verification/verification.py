@@ -277,6 +277,7 @@ def refusals_of(stream: Stream, schemas: Schemas, code: frozenset[str] = frozens
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
+        drops=stream.errors.decode == "drop",
     )
 
 

@@ -20,7 +20,7 @@ from streaming_jobs.errors import (
     TransientError,
 )
 from streaming_jobs.platform import failures
-from streaming_jobs.platform.failures import classify, function_raised, remedy
+from streaming_jobs.platform.failures import MOST_TRACEBACK, classify, function_raised, remedy, with_traceback
 
 LOST = (
     "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
@@ -277,3 +277,20 @@ def test_a_refusal_says_what_to_write_instead(text: str) -> None:
 
 def test_any_other_refusal_asks_for_a_correction() -> None:
     assert remedy("[UNRESOLVED_COLUMN] A column with name `delay` cannot be resolved") == "correct the function"
+
+
+def test_the_error_of_a_record_has_the_end_of_its_workers_traceback_without_the_frames_of_the_jvm() -> None:
+    frames = "".join(f'  File "/work/flows.py", line {line}, in f\n    deeper()\n' for line in range(500))
+    text = (
+        "Job aborted due to stage failure: Task 0 in stage 5.0 failed 1 times: org.apache.spark.api.python."
+        f"PythonException: Traceback (most recent call last):\n{frames}ValueError: no place for 7\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n\nDriver stacktrace:"
+    )
+    error = classify(RuntimeError(f"Python worker: {text}"))
+    assert isinstance(error, FunctionRaised)
+    summary, _, trace = with_traceback(error).partition("\n")
+    assert summary == "ValueError: no place for 7 (/work/flows.py:499)"
+    assert trace.endswith("ValueError: no place for 7") and len(trace) == MOST_TRACEBACK
+    assert with_traceback(classify(RuntimeError("[DIVIDE_BY_ZERO] Division by zero. x"))) == (  # type: ignore[arg-type]
+        "[DIVIDE_BY_ZERO] Division by zero. x"
+    )

@@ -22,6 +22,7 @@ PUBLIC = [
     "EpochMicros",
     "EpochMillis",
     "EpochSeconds",
+    "ErrorPolicy",
     "Format",
     "Holds",
     "InSet",

@@ -27,13 +27,12 @@ from streaming_jobs.errors import (
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.query_builder import (
-    BuiltQuery,
     QueryBuilder,
-    QueryHandle,
     next_batch,
     resolve_start,
     triggered,
 )
+from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicIdCheck, start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import SourceCounts

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Message
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.format import Refusal
 from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
@@ -91,6 +92,23 @@ def test_tombstones_are_rows_where_the_topic_keeps_them() -> None:
     assert rows(record(0, 0, None), what="refused", topic=topic) == []
     (empty,) = rows(record(0, 0, b""), what="refused", topic=topic)
     assert empty["reason"] == "empty_value"
+
+
+def test_a_record_that_is_set_aside_is_refused_with_nulls_for_its_fields_and_one_without_a_letter_is_in_no_rows() -> (
+    None
+):
+    long = "x" * 1_000
+    aside = {(0, 1): Refusal("function_raised", long, 4_000), (0, 3): None, (1, 0): Refusal("function_raised", "other")}
+    messages = [record(0, offset, b'{"n":%d}' % offset if offset != 2 else b"{") for offset in range(5)]
+    declared = KafkaTopic("things", value=Json(SCHEMA))
+    every = RecordBlocks(declared, "all", aside=aside).batch(messages).to_pylist()
+    assert [row["_bad"] for row in every] == [False, True, True, True, False]
+    assert [row["_record"]["n"] for row in every] == [0, None, None, None, 4]
+    refused = RecordBlocks(declared, "refused", aside=aside).batch(messages).to_pylist()
+    assert [(r["offset"], r["reason"]) for r in refused] == [(1, "function_raised"), (2, "malformed_json")]
+    assert (refused[0]["detail"], refused[0]["value"]) == (long, b'{"n":1}')
+    dropping = RecordBlocks(declared, "refused", aside=aside, drops_refused=True).batch(messages)
+    assert dropping["offset"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize(

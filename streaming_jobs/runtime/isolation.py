@@ -1,0 +1,302 @@
+"""The records of a batch on which the stream's function raises: found by running the function on parts of the batch.
+
+Spark reports that a batch failed, not on which record: a plan is lazy, and an expression such as a cast runs in the
+JVM. So the batch's offsets are halved until single ones are left. All records are read and decoded once, and kept by
+Spark meanwhile.
+
+    the batch raises
+      first half raises?      yes: look there, and note the second half as not known yet
+                              no:  look in the second half
+      ...
+      one offset: run twice   raises both times: set it aside
+      what is not known yet, all at once: raises? then the same again, without the records that are set aside
+
+One record of n takes log2(n) + 3 runs. A service that does not answer is no reason to set a record aside, so an error
+of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every record.
+
+Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
+(`stateless_part.py`): what these make of a record depends on other ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streaming_jobs.declare.error_policy import ErrorPolicy
+from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.failures import classify, with_traceback
+from streaming_jobs.runtime.kept_records import KeptRecords, size
+from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
+from streaming_jobs.runtime.stateless_part import stateless_parts
+from streaming_jobs.sinks.base import SinkSet
+from streaming_jobs.sources.base import Span
+from streaming_jobs.state.set_aside import RaisingRecord, SetAside, SetAsideFile, Spent
+from streaming_jobs.stream import Stream
+from streaming_jobs.text.spelling import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.base import SourceCounts
+    from streaming_jobs.sources.kafka import KafkaSource
+
+
+log = structlog.get_logger()
+
+# The search, on the numbers 0 to n - 1.
+
+Raises = Callable[[Sequence[Span]], FunctionRaised | None]
+"""Runs the function on the records of some spans; returns what it raised, None if it did not."""
+_SAMPLES = 8
+
+
+class TooManyRaise(Exception):
+    """The function raises on more records than may be set aside."""
+
+    def __init__(self, found: int, error: FunctionRaised) -> None:
+        super().__init__(found)
+        self.found = found
+        self.error = error
+
+
+def raising(count: int, raises: Raises, allowed: int) -> dict[int, FunctionRaised]:
+    """The numbers below `count` that raise alone, twice in a row, each with its error; raises TooManyRaise.
+
+    Ends where a number that raised with others does not raise alone: then the rest is not reproducible.
+    """
+    found: dict[int, FunctionRaised] = {}
+    suspects: list[Span] = [(0, count)]
+    while suspects:
+        number, unknown = _narrowed(suspects, raises)
+        alone = [(number, number + 1)]
+        if raises(alone) is None or (error := raises(alone)) is None:
+            break
+        found[number] = error
+        if len(found) > allowed:
+            raise TooManyRaise(len(found), error)
+        if not unknown or raises(unknown) is None:
+            break
+        suspects = unknown
+        if len(found) == 1 and size(suspects) > allowed and _all_raise(suspects, raises):
+            raise TooManyRaise(1 + _SAMPLES, error)
+    return found
+
+
+def _narrowed(suspects: Sequence[Span], raises: Raises) -> tuple[int, list[Span]]:
+    """A number of the suspects, which raise together, and the spans beside it that may raise too."""
+    unknown: list[Span] = []
+    while (count := size(suspects)) > 1:
+        first, second = _parted(suspects, count // 2)
+        if raises(first) is None:
+            suspects = second
+        else:
+            suspects, unknown = first, [*second, *unknown]
+    return suspects[0][0], unknown
+
+
+def _all_raise(suspects: Sequence[Span], raises: Raises) -> bool:
+    """True if each of some numbers, spread over the suspects, raises alone."""
+    step = max(size(suspects) // _SAMPLES, 1)
+    for index in range(min(_SAMPLES, size(suspects))):
+        _, rest = _parted(suspects, index * step)
+        if raises([(rest[0][0], rest[0][0] + 1)]) is None:
+            return False
+    return True
+
+
+def _parted(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
+    """The first `count` numbers of the spans, and the others."""
+    first: list[Span] = []
+    for index, (begin, end) in enumerate(spans):
+        if count < end - begin:
+            return [*first, *([(begin, begin + count)] if count else [])], [(begin + count, end), *spans[index + 1 :]]
+        first.append((begin, end))
+        count -= end - begin
+    return first, []
+
+
+_REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""PySpark's loggers of each exception with its stack trace: a search has one for most of its runs."""
+
+
+@contextmanager
+def _unreported() -> Iterator[None]:
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain one would not take its calls
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
+"""The frames to run for these records: the outputs in the columns of their sinks, or what is ahead of the state."""
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """The batch without the records that are set aside: its records by parameter, and the counts of its sources."""
+
+    records: Mapping[str, DataFrame]
+    counts: Mapping[str, SourceCounts]
+
+
+@dataclass
+class Isolation:
+    """Sets records of a stream's batches aside. `in_replay`: a budget per time holds for each batch instead."""
+
+    stream: str
+    policy: ErrorPolicy
+    file: SetAsideFile
+    sources: Sequence[KafkaSource]
+    """The stream's sources without the records that are set aside."""
+    runs: Runs
+    aside: SetAside
+    in_replay: bool = False
+    clock: Callable[[], float] = time.time
+
+    @classmethod
+    def of(
+        cls,
+        stream: Stream,
+        file: SetAsideFile,
+        aside: SetAside,
+        sources: Sequence[KafkaSource],
+        sinks: SinkSet,
+        *,
+        stateful: bool,
+        in_replay: bool,
+    ) -> Isolation:
+        topics = [source.name for source in sources]
+
+        def outputs(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
+            return list(fitted_outputs(stream, sinks, stream.outputs(**records), topics).values())
+
+        runs = partial(stateless_parts, stream) if stateful else outputs
+        return cls(stream.name, stream.errors, file, sources, runs, aside, in_replay)
+
+    def isolate(
+        self,
+        spark: SparkSession,
+        entry: LedgerEntry,
+        raised: FunctionRaised,
+        held: ExitStack,
+        check_lease: Callable[[], None],
+        *,
+        in_driver: bool,
+    ) -> Isolated:
+        """Set aside the records on which the function raises; the list is durable when this returns.
+
+        `in_driver`: the records fit the driver's memory.
+
+        Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
+        connection.
+        """
+        began = time.monotonic()
+        kept = KeptRecords.of(spark, self.sources, entry.offsets, held, in_driver=in_driver)
+        places = kept.places
+        before = self.aside.of(entry.txn)
+        runs = 0
+
+        def raises(spans: Sequence[Span]) -> FunctionRaised | None:
+            nonlocal runs
+            runs += 1
+            return self._raised(kept.within(spans), run_small if kept.is_small(spans) else run)
+
+        allowed = self.allowed(entry.txn, len(places)) - len(before)
+        try:
+            with _unreported():
+                found = raising(len(places), raises, allowed)
+        except TooManyRaise as many:
+            raise self._too_many(many, entry.txn, len(places)) from raised
+        if not found:
+            raise FunctionRaised(
+                f"{raised.found}; no record of the batch raises it alone", raised.next_step, raised.origin
+            ) from raised
+        records = tuple(RaisingRecord(*places.at(number), with_traceback(error)) for number, error in found.items())
+        for record, error in zip(records, found.values(), strict=True):
+            log.warning(
+                "record set aside",
+                stream=self.stream,
+                batch=entry.batch,
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                error=error.found,
+            )
+        check_lease()
+        self._save(
+            replace(
+                self.aside,
+                generation=entry.generation,
+                batch=entry.batch,
+                action="drop" if self.policy.function == "drop" else "dead_letter",
+                records=(*before, *records),
+            )
+        )
+        self.sources = [replace(s, aside=self.aside.of_topic(s.name)) for s in self.sources]
+        log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
+        numbers = sorted(found)
+        spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
+        return Isolated(kept.within(spans), kept.counts(records))
+
+    @property
+    def counts_all(self) -> bool:
+        """True if the budget counts the failures of all layers, not those of the function alone."""
+        return self.policy.budget is not None
+
+    def aside_of(self, txn: Txn) -> dict[str, int]:
+        """The records of a batch that are set aside, by topic."""
+        return dict(Counter(record.topic for record in self.aside.of(txn)))
+
+    def allowed(self, txn: Txn, records: int) -> int:
+        """The failures that the budget leaves to a batch of `records`."""
+        return self.policy.bound.allowed(records, 0 if self.in_replay else self.aside.spent_since(self._since, txn))
+
+    def spend(self, txn: Txn, number: int) -> None:
+        """Note the failures of a batch, durably, if the budget is one per time."""
+        if number and self.policy.bound.share is None and not self.in_replay:
+            self._save(self.aside.spending(Spent(self.clock(), txn.generation, txn.batch, number), self._since))
+
+    @property
+    def _since(self) -> float:
+        return self.clock() - self.policy.bound.within.total_seconds()
+
+    def _raised(
+        self, records: Mapping[str, DataFrame], run_frame: Callable[[DataFrame], None]
+    ) -> FunctionRaised | None:
+        """What the function raises on these records; raises any other error, such as that of a connection."""
+        try:
+            for frame in self.runs(records):
+                run_frame(frame)
+        except Exception as error:
+            if isinstance(found := classify(error), FunctionRaised):
+                return found
+            raise found from error
+        return None
+
+    def _save(self, aside: SetAside) -> None:
+        self.file.save(aside)
+        self.aside = aside
+
+    def _too_many(self, many: TooManyRaise, txn: Txn, records: int) -> RecourseError:
+        allowed = self.allowed(txn, records)
+        return FunctionFailed(
+            f"{many.error.found}; it raises on at least {counted(many.found, 'record')} of a batch of {records:,}, and "
+            f"the error budget leaves {allowed:,}",
+            "correct the function, or raise the budget in its `errors`; nothing of the batch is written or set aside",
+        )

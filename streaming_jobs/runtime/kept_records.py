@@ -1,0 +1,143 @@
+"""The records of one batch, read and decoded once, so that the stream's function can be run on any part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.sources.base import Span
+from streaming_jobs.state.set_aside import RaisingRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streaming_jobs.sources.base import SourceCounts
+    from streaming_jobs.sources.kafka import KafkaSource
+
+
+Range = tuple[str, int, int, int]
+"""Topic, partition, first offset, offset after the last."""
+
+
+def size(spans: Sequence[Span]) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The offsets of a batch as the numbers from 0 on, one range after the other."""
+
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def of(cls, offsets: Sequence[OffsetRange]) -> Places:
+        each = ((r.topic, p, r.start.get(p, 0), end) for r in offsets for p, end in sorted(r.end.items()))
+        return cls(tuple(span for span in each if span[2] < span[3]))
+
+    def __len__(self) -> int:
+        return sum(end - begin for _, _, begin, end in self.ranges)
+
+    def within(self, spans: Sequence[Span]) -> list[Range]:
+        """The offsets of some spans of numbers."""
+        found, first = [], 0
+        for topic, partition, begin, end in self.ranges:
+            for low, high in spans:
+                start, stop = max(begin + low - first, begin), min(begin + high - first, end)
+                if start < stop:
+                    found.append((topic, partition, start, stop))
+            first += end - begin
+        return found
+
+    def at(self, number: int) -> tuple[str, int, int]:
+        ((topic, partition, offset, _),) = self.within([(number, number + 1)])
+        return topic, partition, offset
+
+
+_SMALL = 20_000
+"""Offsets of a run whose records come from the driver's memory, if the batch takes the driver path."""
+
+
+@dataclass
+class KeptRecords:
+    """All records of a batch by source, read and decoded once, with the verdicts of their formats.
+
+    Spark keeps them. With `in_driver`, those of a part that is small enough are also in the driver's memory: a run of
+    theirs needs no task that reads them, and mostly no task at all.
+    """
+
+    spark: SparkSession
+    sources: Sequence[KafkaSource]
+    judged: Mapping[str, DataFrame]
+    places: Places
+    in_driver: bool
+    _held: dict[str, tuple[Sequence[Range], pa.Table]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        spark: SparkSession,
+        sources: Sequence[KafkaSource],
+        offsets: Sequence[OffsetRange],
+        held: ExitStack,
+        *,
+        in_driver: bool,
+    ) -> KeptRecords:
+        ranges, places = {each.topic: each for each in offsets}, Places.of(offsets)
+        judged = {s.name: s.judged(spark, ranges[s.name].start, ranges[s.name].end) for s in sources}
+        if not in_driver or len(places) > _SMALL:
+            judged = {name: frame.persist() for name, frame in judged.items()}
+            for frame in judged.values():
+                held.callback(frame.unpersist)
+        return cls(spark, sources, judged, places, in_driver)
+
+    def within(self, spans: Sequence[Span]) -> dict[str, DataFrame]:
+        """The good records of some spans of numbers, by the parameter of the stream's function."""
+        ranges, small = self.places.within(spans), self.is_small(spans)
+        frames = {}
+        for source in self.sources:
+            mine = [each for each in ranges if each[0] == source.name]
+            frame = self._from_driver(source, mine) if small else self._from_spark(source, mine)
+            frames[source.parameter] = source.good(frame)
+        return frames
+
+    def is_small(self, spans: Sequence[Span]) -> bool:
+        return self.in_driver and size(spans) <= _SMALL
+
+    def counts(self, aside: Sequence[RaisingRecord]) -> dict[str, SourceCounts]:
+        """The counts of each source, by the name of its observation, with the records that are set aside as bad."""
+        found, small = {}, self.is_small([(0, len(self.places))])
+        for source in self.sources:
+            judged = self.judged[source.name]
+            counts = source.counts_held(self._held[source.name][1]) if small else source.counts(judged)
+            more = sum(1 for record in aside if record.topic == source.name)
+            found[source.observation] = replace(counts, bad=counts.bad + more)
+        return found
+
+    def _from_spark(self, source: KafkaSource, ranges: Sequence[Range]) -> DataFrame:
+        mine = [f"(`partition` = {p} AND `offset` >= {begin} AND `offset` < {end})" for _, p, begin, end in ranges]
+        return self.judged[source.name].where(" OR ".join(mine) or "false")
+
+    def _from_driver(self, source: KafkaSource, ranges: Sequence[Range]) -> DataFrame:
+        import numpy as np  # a session imports it while Spark starts
+        import pyarrow as pa
+
+        known, rows = self._held.get(source.name, ((), None))
+        if rows is None or not all(any(_contains(each, one) for each in known) for one in ranges):
+            if len(self.places) <= _SMALL:
+                known, rows = self.places.ranges, self.judged[source.name].toArrow()
+            else:
+                known, rows = ranges, self._from_spark(source, ranges).toArrow()
+            self._held[source.name] = known, rows
+        partitions, offsets = np.asarray(rows["partition"]), np.asarray(rows["offset"])
+        wanted = np.zeros(rows.num_rows, dtype=bool)
+        for _, partition, begin, end in ranges:
+            wanted |= (partitions == partition) & (offsets >= begin) & (offsets < end)
+        return source.held(self.spark, rows.filter(pa.array(wanted)))
+
+
+def _contains(outer: Range, inner: Range) -> bool:
+    return outer[:2] == inner[:2] and outer[2] <= inner[2] and inner[3] <= outer[3]

@@ -1,0 +1,104 @@
+"""The search for the records of a batch on which the function raises, on numbers instead of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_jobs.errors import FunctionRaised, TransientError
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.isolation import TooManyRaise, raising
+from streaming_jobs.runtime.kept_records import Places
+from streaming_jobs.sources.base import Span
+
+
+class Function:
+    """Raises on some numbers, on those of `once` in only one of their runs alone; counts its runs, and those alone."""
+
+    def __init__(self, bad: Collection[int], *, once: Collection[int] = ()) -> None:
+        self.bad, self.once, self.runs, self.alone = set(bad), set(once), 0, list[int]()
+
+    def __call__(self, spans: Sequence[Span]) -> FunctionRaised | None:
+        assert all(begin < end for begin, end in spans) and spans, "no run is without records"
+        self.runs += 1
+        numbers = {number for span in spans for number in range(*span)}
+        if len(numbers) == 1:
+            self.alone += numbers
+        met = sorted(self.bad & numbers)
+        if len(numbers) == 1 and numbers <= self.once:
+            self.bad -= numbers
+        return FunctionRaised(f"no place for {met[0]}") if met else None
+
+
+@pytest.mark.parametrize("bad", [0, 1, 4_999, 5_000, 9_999])
+def test_one_record_of_ten_thousand_is_found_in_seventeen_runs_and_run_twice_alone(bad: int) -> None:
+    function = Function([bad])
+    found = raising(10_000, function, allowed=1)
+    assert {number: error.found for number, error in found.items()} == {bad: f"no place for {bad}"}
+    assert function.runs <= math.ceil(math.log2(10_000)) + 3
+    assert function.alone.count(bad) >= 2
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=12))))
+def test_every_record_that_raises_is_found_and_no_other(case: tuple[int, set[int]]) -> None:
+    count, bad = case
+    function = Function(bad)
+    assert raising(count, function, allowed=count).keys() == bad
+    assert function.runs <= (len(bad) + 1) * (math.ceil(math.log2(count + 1)) + 3) + 8
+
+
+def test_a_record_that_raises_once_is_not_set_aside() -> None:
+    function = Function([77], once=[77])
+    assert raising(100, function, allowed=10) == {}
+    assert function.alone.count(77) == 2
+
+
+def test_a_batch_whose_failure_no_record_repeats_alone_ends_after_the_runs_of_one_search() -> None:
+    function = Function([])
+    assert raising(10_000, function, allowed=10) == {}
+    assert function.runs <= math.ceil(math.log2(10_000)) + 1
+
+
+def test_a_bug_that_raises_on_all_records_ends_the_search_after_the_first_record_and_samples() -> None:
+    function = Function(range(10_000))
+    with pytest.raises(TooManyRaise) as many:
+        raising(10_000, function, allowed=100)
+    assert many.value.error.found == "no place for 0"
+    assert function.runs <= math.ceil(math.log2(10_000)) + 3 + 8
+
+
+def test_more_records_than_the_budget_allows_end_the_search_and_as_many_do_not() -> None:
+    bad = range(0, 1_000, 100)
+    assert len(raising(1_000, Function(bad), allowed=10)) == 10
+    with pytest.raises(TooManyRaise) as many:
+        raising(1_000, Function(bad), allowed=9)
+    assert many.value.found == 10
+    with pytest.raises(TooManyRaise):
+        raising(1_000, Function([5]), allowed=0)
+
+
+def test_an_error_of_a_connection_ends_the_search() -> None:
+    def away(_: Sequence[Span]) -> FunctionRaised | None:
+        raise TransientError("the service is away")
+
+    with pytest.raises(TransientError, match="the service is away"):
+        raising(10, away, allowed=10)
+
+
+def test_numbers_are_the_offsets_of_a_batch_topic_by_topic_and_partition_by_partition() -> None:
+    ranges = [OffsetRange("a", "id", {0: 10, 1: 5}, {1: 8, 0: 12, 2: 3}), OffsetRange("b", "id", {0: 7}, {0: 7})]
+    places = Places.of(ranges)
+    assert len(places) == 2 + 3 + 3
+    assert [places.at(number) for number in (0, 1, 2, 4, 5, 7)] == [
+        ("a", 0, 10),
+        ("a", 0, 11),
+        ("a", 1, 5),
+        ("a", 1, 7),
+        ("a", 2, 0),
+        ("a", 2, 2),
+    ]
+    assert places.within([(1, 3), (6, 8)]) == [("a", 0, 11, 12), ("a", 1, 5, 6), ("a", 2, 1, 3)]
