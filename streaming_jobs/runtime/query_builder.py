@@ -27,6 +27,7 @@ from streaming_jobs.preflight.topic_rules import primary_has
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
+from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.runtime.output_frames import fitted_outputs
@@ -58,7 +59,6 @@ from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.batch_watermark import WatermarkServer
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.batch import BatchPipeline
+from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.sources.base import SourceCounts
-from streaming_jobs.sources.batch_watermark import WatermarkServer
 from streaming_jobs.sources.read_times import BatchReadTimes
 from streaming_jobs.state.stream_record import StreamRecord
 

@@ -38,9 +38,9 @@ from pyspark.sql.types import StructType
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.base import SourceCounts
-from streaming_jobs.sources.batch_watermark import SourceClock, TimedSource
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.record_blocks import RECORD, note_used
+from streaming_jobs.sources.source_clock import SourceClock, TimedSource
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.text.durations import milliseconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +16,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
 from streaming_jobs.platform.spark_jvm import new_object
-from streaming_jobs.sources.batch_watermark import TimedSource, WatermarkServer
+from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.sources.data_source import Reading, Split, load
 from streaming_jobs.sources.planner import BatchLimits
+from streaming_jobs.sources.source_clock import TimedSource
 from tests.support.driver import until
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -172,6 +174,27 @@ def test_a_batch_that_workers_read_has_sparks_own_watermark(spark: SparkSession,
     assert windows.batches[1] == [], "it has moved the watermark, and the next batch writes"
 
 
+def test_a_live_query_writes_a_window_in_the_batch_that_comes_after_idle_moments(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In an idle moment, Spark notes the next batch's watermark, and refuses another one for it later."""
+    server, folder = WatermarkServer(), tmp_path / "in"
+    step(folder, 0, 5)
+    windows = Windows(timed(spark, reading(folder, server)), tmp_path / "state")
+    server.listen(spark, 1)
+    query = windows.writer.trigger(processingTime="50 milliseconds").start()
+    server.bind(query)
+    try:
+        for number, (second, closed) in enumerate([(25, [(0, 1)]), (47, [(0, 1), (20, 1)])], start=1):
+            batches = until(lambda: len(windows.batches), 60, "a batch")
+            time.sleep(1)  # idle moments
+            step(folder, number, second)
+            until(lambda batches=batches: len(windows.batches) > batches or query.exception(), 60, "the next batch")
+            assert query.exception() is None and windows.written == closed
+    finally:
+        query.stop()
+
+
 def test_a_source_without_records_holds_the_windows_of_another_until_it_is_idle(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -192,6 +215,7 @@ def test_a_source_without_records_holds_the_windows_of_another_until_it_is_idle(
     query = going.writer.trigger(processingTime="50 milliseconds").start()
     server.bind(query)
     try:
+        until(lambda: query.lastProgress is not None or query.exception(), 60, "an idle moment")
         step(busy, 2, 46)
         until(lambda: going.written == [(0, 2), (30, 1)], 60, "the window")
         step(quiet, 1, 7, 47)

@@ -64,7 +64,7 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
     (full,) = [each for each in beans.getGarbageCollectorMXBeans() if each.getName() == "MarkSweepCompact"]
     jvm.java.lang.System.gc()
     collections, threshold = full.getCollectionCount(), old.getUsageThreshold()
-    assert 128 << 20 <= threshold < old.getUsage().getMax() // 2
+    assert 128 << 20 <= threshold < old.getUsage().getMax()
     held: list[Any] = []
     while full.getCollectionCount() == collections and len(held) < 64:
         held.append(spark.sparkContext._gateway.new_array(jvm.byte, 16 << 20))

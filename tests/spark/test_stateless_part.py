@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.support.memory_consumer import record
 
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.spark_plan import analysed
@@ -19,6 +18,7 @@ from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import DeltaTable, Stream, stream
+from streaming_jobs.testing.consumer import record
 from tests.support.things import THINGS
 
 OTHERS = replace(THINGS, name="others")

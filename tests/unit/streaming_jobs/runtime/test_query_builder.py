@@ -26,6 +26,7 @@ from streaming_jobs.errors import (
 )
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.query_builder import (
     QueryBuilder,
     next_batch,
@@ -277,7 +278,7 @@ def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings:
     writer: Any = SimpleNamespace(start=starts)
     hooks = QueryHooks("continuous", running.stop.requested, running._built, running.batch_done)
     with pytest.raises(ConnectionError):
-        start(BuiltQuery(record(), first, writer, QueryHandle(), nullcontext()), hooks)
+        start(BuiltQuery(record(), first, writer, QueryHandle(), nullcontext(), WatermarkServer()), hooks)
 
 
 def test_a_connection_that_was_given_is_the_one_that_is_used(settings: SettingsFactory) -> None:

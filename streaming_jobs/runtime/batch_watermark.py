@@ -20,11 +20,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import struct
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,24 +29,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.platform.spark_jvm import new_object
+from streaming_jobs.sources.source_clock import TimedSource
 from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from streaming_jobs.sources.data_source import FrameSource
 
 log = structlog.get_logger()
-
-_MESSAGE = struct.Struct(">iqb")
-"""Source, watermark in milliseconds since 1970, and 1 if the source is idle."""
-_ANSWER = struct.Struct(">q")
-"""The query's watermark from now on."""
-_UNKNOWN = -(2**63)
-_PATIENCE = 5.0
-"""Seconds that a planner waits for the JVM, which answers in less than a millisecond."""
 
 _SERVER = """
 import java.io.DataInputStream;
@@ -113,8 +102,12 @@ public class BatchWatermarks implements Runnable {
         if (query == null || query.watermarkTracker() == null) return Long.MIN_VALUE;
         long least = Long.MAX_VALUE;
         for (int i = 0; i < reached.length; i++) if (!idle[i]) least = Math.min(least, reached[i]);
-        if (least != Long.MAX_VALUE && least > query.watermarkTracker().currentWatermark())
+        if (least != Long.MAX_VALUE && least > query.watermarkTracker().currentWatermark()) {
             query.watermarkTracker().setWatermark(least);
+            // While nothing was new, Spark has asked whether the next batch would write anything without records, and
+            // has noted that batch's watermark as it was. The query's thread waits for the planner meanwhile.
+            if (query.lastExecution() != null) query.lastExecution().watermarkPropagator().purge(Long.MAX_VALUE);
+        }
         return query.watermarkTracker().currentWatermark();
     }
 
@@ -158,21 +151,6 @@ public class BatchWatermarks implements Runnable {
 """
 
 
-@dataclass(frozen=True)
-class TimedSource:
-    """One source with a watermark: where its planner says how far it is, and how that is computed.
-
-    `number` counts the query's sources with a watermark. `column` of the record is its event time, `delay_ms` its
-    lateness. `idle_after`: seconds without a record after which it holds the other sources back no longer.
-    """
-
-    path: str
-    number: int
-    column: str
-    delay_ms: int
-    idle_after: float | None = None
-
-
 @dataclass
 class WatermarkServer:
     """The driver's part: sources say where it listens, and `bind` names the query whose watermark they move."""
@@ -206,73 +184,3 @@ class WatermarkServer:
         """Name the query; sources that speak before that move nothing."""
         if self._java is not None:
             self._java.of(query._jsq.streamingQuery())
-
-
-@dataclass
-class SourceClock:
-    """A planner's part: tells the query how far the event times of its source are, while a batch is planned."""
-
-    source: TimedSource
-    monotonic: Callable[[], float] = time.monotonic
-    _connection: socket.socket | None = field(default=None, init=False)
-    _lost: bool = field(default=False, init=False)
-    _newest: int = field(default=_UNKNOWN, init=False)
-    _seen: float = field(init=False)
-    _idle: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._seen = self.monotonic()
-
-    def batch(self, records: Sequence[pa.RecordBatch] | None) -> None:
-        """The source has a batch: its records, or None if workers will read it."""
-        self._seen, self._idle = self.monotonic(), False
-        newest = None if records is None else newest_time(records, self.source.column)
-        if newest is not None:
-            self._newest = max(self._newest, newest - self.source.delay_ms)
-        self._tell()
-
-    def nothing(self) -> None:
-        """The source has no new record."""
-        after = self.source.idle_after
-        if not self._idle and after is not None and self.monotonic() - self._seen >= after:
-            self._idle = True
-            self._tell()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._lost = True
-
-    def _tell(self) -> None:
-        if self._lost:
-            return
-        try:
-            if self._connection is None:
-                self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._connection.settimeout(_PATIENCE)
-                self._connection.connect(self.source.path)
-            self._connection.sendall(_MESSAGE.pack(self.source.number, self._newest, self._idle))
-            received = b""
-            while len(received) < _ANSWER.size:
-                if not (more := self._connection.recv(_ANSWER.size - len(received))):
-                    raise ConnectionResetError("the JVM has closed the connection")
-                received += more
-        except OSError:  # nobody listens: the query has no state, or the driver has said why
-            self.close()
-
-
-def newest_time(records: Sequence[pa.RecordBatch], column: str) -> int | None:
-    """The greatest event time of the good records in milliseconds, rounded down as Spark does; None without one."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    newest = None
-    for block in records:
-        times = pc.struct_field(block.column("_record"), column)
-        if not pa.types.is_timestamp(times.type):
-            return None
-        good = pc.if_else(pc.fill_null(block.column("_bad"), True), None, times)
-        if (latest := pc.max(good).cast(pa.int64()).as_py()) is not None:
-            unit = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[times.type.unit]
-            newest = max(latest * 1_000 // unit, newest if newest is not None else _UNKNOWN)
-    return newest

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats import Json
-from streaming_jobs.sources.batch_watermark import SourceClock, TimedSource, newest_time
+from streaming_jobs.sources.source_clock import SourceClock, TimedSource, newest_time
 from streaming_jobs.stream import KafkaTopic
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
