@@ -145,6 +145,7 @@ KILLS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_kills_at_every_border_leave_each_record_aside_once_and_a_recovery_with_corrected_code_reads_it(
     settings: SettingsFactory, bootstrap: str
