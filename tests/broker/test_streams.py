@@ -53,14 +53,11 @@ def test_every_way_into_a_table_writes_the_same_rows(bench: BenchFactory, topic:
     assert_chained(ledger(made.settings, "totals"))
 
 
-def test_batches_without_rows_and_without_records_are_committed_and_survive_a_restart(
-    bench: BenchFactory, topic: str
-) -> None:
+def test_batches_without_rows_are_committed_and_survive_a_restart(bench: BenchFactory, topic: str) -> None:
     made = bench({"stream.max_offsets_per_trigger": 500})
     fed(made, topic, 1500)
-    made.run(on_topic(windows, topic))  # the last batch of a watermark has no records, the first ones emit no rows
+    made.run(on_topic(windows, topic))  # the first ones close no window
     first = ledger(made.settings, "windows")
-    assert any(sum(r.records for r in entry.offsets) == 0 for entry in first)
     assert any(entry.rows.get("written", 0) == 0 for entry in first)
     produce(made.bootstrap, topic, map(thing, range(1500, 6000)))
     made.run(on_topic(windows, topic))

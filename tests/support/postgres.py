@@ -89,8 +89,11 @@ class Postgres:
 
 
 def _written(home: str, values: Mapping[str, object]) -> str:
-    Path(home, "dagster.yaml").write_text(yaml.safe_dump({"telemetry": {"enabled": False}, **values}))
-    return home
+    """The instance's folder; it lies in the home, which a test's settings find above it."""
+    folder = Path(home, "dagster")
+    folder.mkdir()
+    (folder / "dagster.yaml").write_text(yaml.safe_dump({"telemetry": {"enabled": False}, **values}))
+    return str(folder)
 
 
 @contextmanager
