@@ -178,7 +178,7 @@ class BatchPipeline:
     query: Query | None = None
     pause: Pause | None = None
     shared: SharedPlan | None = None
-    """What the outputs share, if there are several: a batch's frame has its rows."""
+    """What several outputs share that keep state or join: a batch's frame has its rows."""
     isolation: Isolation | None = None
     """Sets aside records on which the function raises, and counts failures against the error budget."""
     ends_when_quiet: bool = False
@@ -310,7 +310,7 @@ class BatchPipeline:
             isolated = self._isolated(frame.sparkSession, entry, error, path, held)
         if path == "driver":
             self.files.attempts.begin(entry.txn)  # the failure has removed the note
-        return self._stage_all(self._frames_without(isolated), entry, path, held), isolated
+        return self._stage_all(self._made_of(isolated.records), entry, path, held), isolated
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
@@ -336,16 +336,22 @@ class BatchPipeline:
         return isolated
 
     def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:
-        """The frames of a batch by the sinks that take them, made of Spark's frame of the batch."""
-        frames = {self.sinks.primary.name: frame, self.sinks.first.name: frame}
-        if self.shared is not None:
-            held.callback(frame.unpersist)
-            frames |= self.shared.outputs_of(frame.persist())
-        return frames
+        """The frames of a batch by the sinks that take them, made of Spark's frame of the batch.
 
-    def _frames_without(self, isolated: Isolated) -> dict[str, DataFrame]:
-        """The same without the records that are set aside; of a stream without state."""
-        outputs = self.stream.outputs(**isolated.records)
+        With one output, it is that of the sink. With several, it has the records or what the outputs share, computed
+        once for all.
+        """
+        if len(self.stream.output_names) == 1:
+            return {self.sinks.primary.name: frame, self.sinks.first.name: frame}
+        held.callback(frame.unpersist)
+        rows = frame.persist()
+        if self.shared is None:
+            return self._made_of({next(iter(self.stream.sources)): rows})
+        return {self.sinks.primary.name: rows, **self.shared.outputs_of(rows)}
+
+    def _made_of(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        """The frames that the function makes of records of a batch; of a stream without state."""
+        outputs = self.stream.outputs(**records)
         fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
         return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
 

@@ -224,6 +224,10 @@ class QueryBuilder:
         """When an operator with state emits: at the same time into all sinks."""
         return next(iter(self._emits.values()))
 
+    def _share(self, plan_traits: PlanTraits) -> bool:
+        """True if the outputs have to be made of one frame; without state or a join, each batch makes them anew."""
+        return plan_traits.stateful or len(self.stream.sources) > 1
+
     @property
     def _emits(self) -> dict[str, Emit]:
         topics, tables = self.stream.topic_sinks, self.stream.sinks
@@ -309,17 +313,19 @@ class QueryBuilder:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
-        # In the tables' columns from the start, so that no batch is planned a second time.
-        fitted = fitted_outputs(self.stream, sinks, outputs, [source.name for source in sources])
-        if len(fitted) == 1:
+        if len(outputs) == 1 or self._share(plan_traits):
+            # In the tables' columns from the start, so that no batch is planned a second time.
+            fitted = fitted_outputs(self.stream, sinks, outputs, [source.name for source in sources])
             frame = fitted[sinks.first.name]
+            if len(outputs) > 1:
+                pipeline.shared = SharedPlan.of(name, fitted)
+                frame = pipeline.shared.frame
+            by_name = {source.reading_name(name): source for source in sources}
+            fields = {reading: source.fields for reading, source in by_name.items()}
+            for reading, used in used_columns(frame, fields).items():
+                by_name[reading].build_only(name, used)
         else:
-            pipeline.shared = SharedPlan.of(name, frames.values(), fitted)
-            frame = pipeline.shared.frame
-        by_name = {source.reading_name(name): source for source in sources}
-        fields = {reading: source.fields for reading, source in by_name.items()}
-        for reading, used in used_columns(frame, fields).items():
-            by_name[reading].build_only(name, used)
+            frame = next(iter(frames.values()))
         updates = plan_traits.stateful and self._emit == "update"
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
@@ -348,7 +354,10 @@ class QueryBuilder:
         Writes nothing, and needs no broker.
         """
         outputs = self._without_start(spark)
-        self._check_isolation(spark, self._sources({}), self._checked_traits(outputs))
+        plan_traits = self._checked_traits(outputs)
+        self._check_isolation(spark, self._sources({}), plan_traits)
+        if len(outputs) > 1 and self._share(plan_traits):
+            SharedPlan.of(self.stream.name, outputs)
         fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
         check_topics(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
@@ -389,8 +398,6 @@ class QueryBuilder:
                     f"not a DataFrame ({place})",
                     "return a DataFrame, or for several sinks a mapping of each sink's name to one",
                 )
-        if len(outputs) > 1:
-            SharedPlan.of(self.stream.name, frames.values(), outputs)
         return outputs
 
     def _sources(self, topic_ids: Mapping[str, str]) -> list[KafkaSource | TableSource]:
@@ -456,7 +463,8 @@ class QueryBuilder:
                 f"sinks want {words}",
                 "write emit='close' at the sinks with keys, or name the keys of the others",
             )
-        if any(t.reads > len(self.stream.sources) for t in each):
+        anew = len(outputs) > 1 and not stateful and len(self.stream.sources) == 1
+        if not anew and any(t.reads > len(self.stream.sources) for t in each):
             raise ConfigurationError(
                 f"stream {self.stream.name} uses a topic's frame twice (a union or a join with itself), and Spark "
                 "would read the topic twice, at two positions",

@@ -5,8 +5,9 @@
               query                 |  -> ...    -> topic c
 
 A query has one plan, and Spark would compute a second one's state a second time. So the query runs the plan up to
-where the outputs part, which is the node that keeps state or brings the sources together, or the source itself of a
-stream without either. For each batch, what an output adds to that node is put onto the batch's rows.
+where the outputs part: the node that keeps state, or that brings the sources together. For each batch, what an output
+adds to that node is put onto the batch's rows. A stream without either needs none of this: its function is called on
+the records of the batch.
 
 Works on Spark's analysed plans (`QueryExecution.analyzed`), where a frame that two outputs are made of is the same
 node in both.
@@ -14,7 +15,7 @@ node in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ import scala.collection.Iterator;
 import scala.collection.mutable.ListBuffer;
 
 public class SharedPlan {
-    public LogicalPlan parting(LogicalPlan plan, String stateful, java.util.List sources) {
-        while (!plan.nodeName().matches(stateful) && !sources.contains(plan)) {
+    public LogicalPlan parting(LogicalPlan plan, String stateful) {
+        while (!plan.nodeName().matches(stateful)) {
             LogicalPlan next = onlyStreaming(plan);
             if (next == null) break;
             plan = next;
@@ -87,16 +88,12 @@ class SharedPlan:
     _java: Any
 
     @classmethod
-    def of(cls, stream: str, sources: Iterable[DataFrame], outputs: Mapping[str, DataFrame]) -> SharedPlan:
+    def of(cls, stream: str, outputs: Mapping[str, DataFrame]) -> SharedPlan:
         """Raises ConfigurationError if the outputs part before the state or the join of one of them."""
         spark = next(iter(outputs.values())).sparkSession
         java = new_object(spark, "SharedPlan", _SHARED_PLAN)
-        assert spark._jvm is not None
-        read = spark._jvm.java.util.ArrayList()
-        for source in sources:
-            read.add(_analysed(source))
         plans = {name: _analysed(frame) for name, frame in outputs.items()}
-        partings = {name: java.parting(plan, STATEFUL_NODE, read) for name, plan in plans.items()}
+        partings = {name: java.parting(plan, STATEFUL_NODE) for name, plan in plans.items()}
         (first, node), *others = partings.items()
         for name, other in others:
             if not node.equals(other):

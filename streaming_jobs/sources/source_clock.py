@@ -17,8 +17,11 @@ _MESSAGE = struct.Struct(">iqb")
 _ANSWER = struct.Struct(">q")
 """The query's watermark from now on."""
 _UNKNOWN = -(2**63)
-_PATIENCE = 5.0
-"""Seconds that a planner waits for the JVM, which answers in less than a millisecond."""
+_PATIENCE = 60.0
+"""Seconds that a planner waits for the JVM, which answers in less than a millisecond.
+
+The JVM may move the watermark only while the query waits for the planner, so a planner must not give up on one that is
+merely slow."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class SourceClock:
     def batch(self, records: Sequence[pa.RecordBatch] | None) -> None:
         """The source has a batch: its records, or None if workers will read it."""
         self._seen, self._idle = self.monotonic(), False
-        newest = None if records is None else newest_time(records, self.source.column)
+        newest = None if records is None or self._lost else newest_time(records, self.source.column)
         if newest is not None:
             self._newest = max(self._newest, newest - self.source.delay_ms)
         self._tell()

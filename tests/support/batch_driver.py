@@ -113,6 +113,7 @@ class Output(DeltaSink):
         self.driver = driver
 
     def fit(self, output: Frame, topics: object) -> Frame:  # type: ignore[override]
+        self.driver.fitted.append(self.name)
         return output
 
     def prepare(self, frame: Frame, rows: BatchOfRows) -> PendingWrite:  # type: ignore[override]
@@ -143,6 +144,7 @@ class Driver:
         self.rejected_of = PRIMARY
         self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
+        self.fitted: list[str] = []
         self.before_commit: Callable[[], object] = lambda: self.log.append("before_commit")
         self.report: Callable[[BatchReport], object] = self.reports.append
         self.replan: Callable[[Any, int], bool] = lambda *_: False
@@ -175,7 +177,6 @@ class Driver:
             traits=PLAIN,
             upkeep=[type("TableMaintenance", (), {"after_commit": lambda _: self.log.append("upkeep")})()],
             query=self,
-            shared=self,  # type: ignore[arg-type]
         )
 
     def sink_set(
@@ -188,11 +189,6 @@ class Driver:
             Letters(self.sinks[DEAD_LETTERS], self),
             [Companion(Output(sink, self), table, "deletes") for table, sink in (tombstones or {}).items()],
         )
-
-    def outputs_of(self, batch: Frame) -> dict[str, Frame]:
-        """What the stream's function makes of a batch, where Spark has a plan."""
-        stream, outputs = self.pipeline.stream, self.pipeline.stream.function(batch)
-        return {s.name: outputs[name] for name, s in zip(stream.output_names, self.pipeline.sinks.outputs, strict=True)}
 
     def observed(self, observation: str) -> SourceCounts:
         assert observation == "recourse_things"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -78,12 +79,28 @@ def test_each_row_is_in_its_table_and_each_entry_says_what_was_read_and_written_
     assert newest == (newest_entry(disk, PRIMARY), {PRIMARY: 1, SECONDARY: 1, DEAD_LETTERS: 1})
 
 
-def test_the_frame_of_a_single_table_is_not_held_in_memory(start: Start) -> None:
+def test_a_frame_of_several_tables_is_fitted_in_the_batch_and_that_of_one_before_the_query(start: Start) -> None:
+    several = start()
+    several.run(0)
+    assert several.fitted == [PRIMARY, SECONDARY]
     alone = start()
+    both = alone.pipeline.stream
+    name, declared = next(iter(both.sinks.items()))
+    alone.pipeline.stream = replace(both, sinks={name: declared})
     alone.pipeline.sinks = replace(alone.pipeline.sinks, secondary=())
-    alone.pipeline.shared = None
-    alone.run(0)
-    assert "persist" not in alone.log
+    alone.run(1)
+    assert alone.fitted == [] and alone.log.count("persist") == 0
+
+
+def test_outputs_of_one_state_are_made_of_what_they_share(start: Start) -> None:
+    def outputs_of(rows: Frame) -> dict[str, Frame]:
+        return {PRIMARY: rows, SECONDARY: rows.where("n % 2 = 1")}
+
+    driver = start()
+    driver.pipeline.shared = SimpleNamespace(outputs_of=outputs_of)  # type: ignore[assignment]
+    driver.run(0)
+    assert driver.fitted == [] and driver.log.count("persist") == driver.log.count("unpersist") == 1
+    assert (numbers(driver.disk, PRIMARY), numbers(driver.disk, SECONDARY)) == ([1, 2, 3, 4], [1, 3])
 
 
 def test_the_primary_names_the_transaction_of_every_other_table(disk: Disk, start: Start) -> None:
@@ -415,7 +432,6 @@ def test_the_plan_of_a_stream_of_topics_only_runs_even_if_they_have_the_batch(
     sinks = driver.pipeline.stream.topic_sinks
     driver.pipeline.stream = replace(parity, function=lambda things: things, sinks=sinks, topic_sinks={})
     driver.pipeline.sinks = replace(driver.pipeline.sinks, secondary=[], topics_only=True)
-    driver.pipeline.shared = None
     if has:
         driver.disk.plan(0)
         topic.append(pa.table({"n": [1]}), replace(driver.disk.entry(0), table=NAME, code=driver.pipeline.code))

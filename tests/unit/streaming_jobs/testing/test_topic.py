@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -102,7 +101,6 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
         settings=StreamSettings(),
         traits=PlanTraits(stateful=False, multiplies=False),
         query=Counted(),
-        shared=SimpleNamespace(outputs_of=parity.function),  # type: ignore[arg-type]
     )
     disk.plan(0)
     pipeline(frame(1, 2, 3, 4), 0)
