@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,20 +16,14 @@ from deltalake import DeltaTable, QueryBuilder
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, produce, rows
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "cookbook.md"
-
-
-def blocks(language: str) -> list[str]:
-    text = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+from tests.support.pages import code_of
 
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The page's Python blocks as a module, beside the file that it looks up."""
     file = tmp_path_factory.mktemp("recipes") / "recipes.py"
-    file.write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    file.write_text(code_of("cookbook.md"), encoding="utf-8")
     file.with_name("countries.csv").write_text("code,country\nDE,Germany\nNO,Norway\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("recipes", file)
     assert spec is not None and spec.loader is not None
@@ -89,7 +81,7 @@ def test_the_history_has_a_late_change_in_its_place_and_the_present_ignores_it(
     changes = [("Oslo", 0), ("Bergen", 20), ("Hamar", 10)]
     now = run(made, recipes.customer_tables, *({"id": 1, "city": city, "changed_at": at(m)} for city, m in changes))
     assert [row["city"] for row in now] == ["Bergen"]
-    (query,) = blocks("sql")
+    query = code_of("cookbook.md", language="sql")
     versions = DeltaTable(made.settings.tables / "customer_versions")
     table = QueryBuilder().register("customer_versions", versions).execute(query).read_all()
     history = sorted(
