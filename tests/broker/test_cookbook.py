@@ -88,16 +88,3 @@ def test_the_history_has_a_late_change_in_its_place_and_the_present_ignores_it(
         zip(*(table.column(name).to_pylist() for name in ("valid_from", "city", "valid_to")), strict=True), key=str
     )
     assert history == [(at(0), "Oslo", at(10)), (at(10), "Hamar", at(20)), (at(20), "Bergen", None)]
-
-
-def test_changes_of_debezium_leave_the_rows_of_the_database(bench: BenchFactory, recipes: ModuleType) -> None:
-    rows_of = [{"id": n, "city": city} for n, city in enumerate(["Oslo", "Bergen", "Hamar"])]
-    source = {"version": "3.3", "connector": "postgresql", "lsn": 7, "table": "customers"}
-    changes: list[Any] = [{"op": "r", "ts_ms": 1, "before": None, "after": row, "source": source} for row in rows_of]
-    changes.append(
-        {"op": "u", "ts_ms": 2, "before": rows_of[0], "after": {"id": 0, "city": "Voss"}, "transaction": None}
-    )
-    changes += [{"op": "d", "ts_ms": 3, "before": {"id": 1, "city": None}, "after": None}, None]
-    changes.append({"op": "t", "ts_ms": 4, "before": None, "after": None})
-    found = run(bench(), recipes.shop_customers, *changes)
-    assert sorted((row["id"], row["city"]) for row in found) == [(0, "Voss"), (2, "Hamar")]
