@@ -63,9 +63,19 @@ def life(tmp_path: Path, declare: Declare, spark: MemoryRuntime, monkeypatch: py
 def test_the_stores_of_a_stream_are_listed_with_their_figures(life: Life, run: Run, spark: MemoryRuntime) -> None:
     [row] = run.json("state", "list")
     assert row == {
-        **{"stream": life.stream.name, "batch": 1, "operator": 0, "kind": STORE.kind, "name": "last", "partitions": 4},
-        **{"columns": {"key": "struct<user:string>"}, "rows": 1200, "bytes": 2048, "fullest": 800, "skew": 2.67},
-        **{"before": 1, "rows_before": 1201},
+        "stream": life.stream.name,
+        "batch": 1,
+        "operator": 0,
+        "kind": STORE.kind,
+        "name": "last",
+        "partitions": 4,
+        "columns": {"key": "struct<user:string>"},
+        "rows": 1200,
+        "bytes": 2048,
+        "fullest": 800,
+        "skew": 2.67,
+        "before": 1,
+        "rows_before": 1201,
     }
     printed = run.ended(0, "state", "list", life.stream.name, "--batch", "0").out
     assert "-1 since batch 1" in printed and "key struct<user:string>" in printed and "1,200" in printed
