@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,22 +99,23 @@ def _confirm(plan: dict[str, Any], done: str, question: str, yes: bool, output: 
 def _state_trial(settings: Settings, stream: Stream) -> Iterator[tuple[TopicReader, TryState]]:
     """The topics, and a trial of state, which starts Spark only if the job has state; both until the end."""
     from streaming_jobs.platform.broker import bootstrap_servers
+    from streaming_jobs.platform.runtime import spark_on_demand
     from streaming_jobs.sources.topics import Topics
 
-    topics = Topics.of(settings.kafka, bootstrap_servers(settings))
-    with ExitStack() as ends:
+    servers = bootstrap_servers(settings)
+    topics = Topics.of(settings.kafka, servers)
+    with spark_on_demand(settings, "adopt") as session:
 
         def try_state(history: CheckpointHistory, batch: int) -> CarriedState:
             from streaming_jobs.inspection.carried_state import StateTrial
-            from streaming_jobs.platform.runtime import LocalSpark
             from streaming_jobs.sources.connection import Connection, client_file, remove_client_file
 
             say("the job keeps state: Spark computes one of its batches again, to see if the state fits")
-            client, runtime = client_file(settings, bootstrap_servers(settings)), LocalSpark(settings)
-            ends.callback(remove_client_file, client)
-            ends.callback(runtime.stop)
-            connection = Connection(client, topics, topics)
-            return StateTrial(settings, stream, topics, connection, lambda: runtime.start("adopt"))(history, batch)
+            client = client_file(settings, servers)
+            try:
+                return StateTrial(settings, stream, topics, Connection(client, topics, topics), session)(history, batch)
+            finally:
+                remove_client_file(client)
 
         yield topics, try_state
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,16 +49,9 @@ def list_(
     found: list[dict[str, Any]] = []
     with _spark(call.settings) as spark:
         for name, checkpoint in checkpoints.items():
-            if checkpoint is None or not checkpoint.has_state:
-                continue
-            at, each = figures(spark(), checkpoint, batch)
-            found += [
-                {"stream": name, "batch": at, **asdict(figure.store), "skew": round(figure.skew, 2)}
-                | {key: value for key, value in asdict(figure).items() if key != "store"}
-                for figure in each
-            ]
-    for row in found:
-        del row["options"]
+            if checkpoint is not None and checkpoint.has_state:
+                at, each = figures(spark(), checkpoint, batch)
+                found += [{"stream": name, "batch": at, **figure.as_json()} for figure in each]
     rows = [
         [
             row["stream"],
@@ -73,7 +65,7 @@ def list_(
     ]
     headings = ("stream", "operator", "store", "rows", "bytes", "partitions", "skew", "growth", "columns")
     show_table(output, found, headings, rows, right=("rows", "bytes", "partitions", "skew"))
-    if not found and output is Output.text:
+    if not found:
         say("no state: these streams have not run, or keep none")
 
 

@@ -157,7 +157,6 @@ def status(
     show(output, values, lambda: _print_status(observed, home))
     if detailed and output is Output.text:
         print_state(observed[0])
-        print_state(observed[0])
         print_unread(observed[0], unread.get(observed[0].stream))
     if any(o.health.red for o in observed) or all(o.state == "never started" for o in observed):
         raise typer.Exit(FAILED)

@@ -80,7 +80,7 @@ def _schema(call: Invocation, name: str | None, output: Output) -> None:
     from streaming_jobs.text import commands
 
     if name is None:
-        raise UsageError("--schema is for one topic, and none is named", f"name it: {commands.schema('TOPIC')}")
+        raise UsageError("--schema is for one topic, and none is named", f"name it: {commands.topic_schema('TOPIC')}")
     client = Topics.of(call.settings.kafka, bootstrap_servers(call.settings))
     sampled = sampled_schema(client.newest_values(name, _SAMPLES))
     if not sampled.schema:

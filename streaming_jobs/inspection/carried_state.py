@@ -136,10 +136,10 @@ class StateTrial:
 
     def _same_keys(self, spark: SparkSession, job: Path, again: Path, batch: int) -> int:
         """The number of keys of both, which are equal; raises UsageError if they are not."""
-        keys, name = 0, self.stream.name
-        for operator in sorted(_operators(job) | _operators(again)):
-            if operator not in _operators(job) & _operators(again):
-                raise _unfit(name, f"not both have a state {operator}")
+        keys, name, operators = 0, self.stream.name, _operators(job)
+        if not_both := operators ^ _operators(again):
+            raise _unfit(name, f"not both have a state {min(not_both)}")
+        for operator in sorted(operators):
             before, after = (_state(spark, folder, operator, batch) for folder in (job, again))
             if _types(before) != _types(after):
                 raise _unfit(name, f"it is {_types(before)} in the checkpoint, and {_types(after)} in the stream")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.errors import RecourseError, TransientError, UsageError
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.storage.locations import files_below
@@ -56,6 +56,11 @@ class StoreFigures:
         """Rows of the fullest partition, divided by those of an average one; 1 without rows."""
         return self.fullest * self.store.partitions / self.rows if self.rows else 1.0
 
+    def as_json(self) -> dict[str, Any]:
+        store, figures = asdict(self.store), asdict(self)
+        del store["options"], figures["store"]
+        return {**store, **figures, "skew": round(self.skew, 2)}
+
 
 def entries_of(
     spark: SparkSession, checkpoint: Checkpoint, key: str | Mapping[str, Any] | None = None, batch: int | None = None
@@ -93,9 +98,10 @@ def stores(spark: SparkSession, checkpoint: Checkpoint, batch: int) -> list[Stat
     """The stores that the operators had after a batch, in their order."""
     _ = spark.streams.active  # begins the coordinator of state stores, without which no state is loaded
     found: dict[tuple[int, str], StateStore] = {}
-    for row in spark.read.format("state-metadata").load(hadoop_path(checkpoint.folder)).collect():
+    read = spark.read.format("state-metadata").option("batchId", batch)
+    for row in read.load(hadoop_path(checkpoint.folder)).collect():
         for name, options in _readable(row.operatorName, row.operatorProperties):
-            known = {"operatorId": str(row.operatorId), "batchId": str(batch), **options}
+            known = {"operatorId": str(row.operatorId), **options}
             store = StateStore(row.operatorId, row.operatorName, name, row.numPartitions, known)
             found.setdefault((row.operatorId, name), store)
     return [found[place] for place in sorted(found, key=lambda place: place[0])]
@@ -163,27 +169,27 @@ def _figures(spark: SparkSession, checkpoint: Checkpoint, at: int, before: int, 
 
 def _reading(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], T]) -> T:
     """`read` of a batch, by default of the newest; that one may be replaced by a newer one while it is read."""
-    for attempt in range(_ATTEMPTS):
-        at = checkpoint.last_committed if batch is None else batch
-        if at is None or at not in checkpoint.committed:
-            known = checkpoint.committed
-            there = f"batches {min(known)} to {max(known)}" if known else "no batch"
-            raise UsageError(
-                f"the checkpoint {checkpoint.folder.name} has {there}, and not batch {at}", "name one of them"
-            )
+    attempts = _ATTEMPTS if batch is None else 1
+    while True:
+        known = checkpoint.committed
+        at = max(known, default=None) if batch is None else batch
+        if at is None or at not in known:
+            name = checkpoint.folder.name
+            if not known:
+                raise UsageError(f"the checkpoint {name} has no batch yet", "wait for the stream's first batch")
+            there = f"batches {min(known)} to {max(known)}"
+            raise UsageError(f"the checkpoint {name} has {there}, and not batch {at}", "name one of them")
+        attempts -= 1
         try:
             return read(at)
-        except UsageError:
-            raise
         except Exception as error:
-            if not _file_gone(error):
+            if isinstance(error, RecourseError) or not _file_gone(error):
                 raise
-            if batch is not None or attempt == _ATTEMPTS - 1:
+            if not attempts:
                 raise TransientError(
                     f"the state after batch {at} is no longer whole: {str(error).splitlines()[0][:300]}",
                     "read a newer batch, or the stream's savepoint",
                 ) from error
-    raise AssertionError("unreachable")
 
 
 def _file_gone(error: Exception) -> bool:

@@ -229,8 +229,11 @@ class StreamTest:
 
     def topic(self, name: str | None = None) -> list[WrittenRecord]:
         """The records that the stream has written to a topic, in their order; its only one if none is named."""
-        [name] = [name] if name is not None else [sink.name for sink in self.stream.topic_sinks.values()]
-        return list(self._sinks.written.get(name, []))
+        names = [sink.name for sink in self.stream.topic_sinks.values()] if name is None else [name]
+        if len(names) != 1:
+            named = ", ".join(names) or "(none)"
+            raise UsageError(f"stream {self.stream.name} writes the topics {named}", "name one of them: topic(NAME)")
+        return list(self._sinks.written.get(names[0], []))
 
     @property
     def late(self) -> int:

@@ -87,7 +87,7 @@ def sample(table: str) -> str:
     return _command("streams", "sample", table)
 
 
-def schema(topic: str) -> str:
+def topic_schema(topic: str) -> str:
     return _command("topics", topic, "--schema")
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,20 +16,14 @@ from deltalake import DeltaTable, QueryBuilder
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, produce, rows
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "cookbook.md"
-
-
-def blocks(language: str) -> list[str]:
-    text = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+from tests.support.pages import code_of
 
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The page's Python blocks as a module, beside the file that it looks up."""
     file = tmp_path_factory.mktemp("recipes") / "recipes.py"
-    file.write_text("\n\n".join(blocks("python")), encoding="utf-8")
+    file.write_text(code_of("cookbook.md"), encoding="utf-8")
     file.with_name("countries.csv").write_text("code,country\nDE,Germany\nNO,Norway\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("recipes", file)
     assert spec is not None and spec.loader is not None
@@ -89,23 +81,10 @@ def test_the_history_has_a_late_change_in_its_place_and_the_present_ignores_it(
     changes = [("Oslo", 0), ("Bergen", 20), ("Hamar", 10)]
     now = run(made, recipes.customer_tables, *({"id": 1, "city": city, "changed_at": at(m)} for city, m in changes))
     assert [row["city"] for row in now] == ["Bergen"]
-    (query,) = blocks("sql")
+    query = code_of("cookbook.md", language="sql")
     versions = DeltaTable(made.settings.tables / "customer_versions")
     table = QueryBuilder().register("customer_versions", versions).execute(query).read_all()
     history = sorted(
         zip(*(table.column(name).to_pylist() for name in ("valid_from", "city", "valid_to")), strict=True), key=str
     )
     assert history == [(at(0), "Oslo", at(10)), (at(10), "Hamar", at(20)), (at(20), "Bergen", None)]
-
-
-def test_changes_of_debezium_leave_the_rows_of_the_database(bench: BenchFactory, recipes: ModuleType) -> None:
-    rows_of = [{"id": n, "city": city} for n, city in enumerate(["Oslo", "Bergen", "Hamar"])]
-    source = {"version": "3.3", "connector": "postgresql", "lsn": 7, "table": "customers"}
-    changes: list[Any] = [{"op": "r", "ts_ms": 1, "before": None, "after": row, "source": source} for row in rows_of]
-    changes.append(
-        {"op": "u", "ts_ms": 2, "before": rows_of[0], "after": {"id": 0, "city": "Voss"}, "transaction": None}
-    )
-    changes += [{"op": "d", "ts_ms": 3, "before": {"id": 1, "city": None}, "after": None}, None]
-    changes.append({"op": "t", "ts_ms": 4, "before": None, "after": None})
-    found = run(bench(), recipes.shop_customers, *changes)
-    assert sorted((row["id"], row["city"]) for row in found) == [(0, "Voss"), (2, "Hamar")]

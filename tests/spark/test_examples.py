@@ -156,6 +156,7 @@ def test_what_cannot_be_sent_is_refused(stream_test: Make) -> None:
         (lambda: test.send(b"{}", partition=1), "no partition 1"),
         (lambda: test.send(b"{}", topic="other"), "reads the topics stock_movements"),
         (lambda: test.rows("other"), "no table of the stream"),
+        (test.topic, r"writes the topics \(none\)"),
         (lambda: test.crash_at("somewhere"), "not a point of a batch"),
     ):
         with pytest.raises(UsageError, match=words):

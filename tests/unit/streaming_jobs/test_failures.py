@@ -280,7 +280,7 @@ def test_any_other_refusal_asks_for_a_correction() -> None:
 
 
 def test_the_error_of_a_record_has_the_end_of_its_workers_traceback_without_the_frames_of_the_jvm() -> None:
-    frames = "".join(f'  File "/work/flows.py", line {line}, in f\n    deeper()\n' for line in range(500))
+    frames = "".join(f'  File "/project/flows.py", line {line}, in f\n    deeper()\n' for line in range(500))
     text = (
         "Job aborted due to stage failure: Task 0 in stage 5.0 failed 1 times: org.apache.spark.api.python."
         f"PythonException: Traceback (most recent call last):\n{frames}ValueError: no place for 7\n\n"
@@ -289,7 +289,7 @@ def test_the_error_of_a_record_has_the_end_of_its_workers_traceback_without_the_
     error = classify(RuntimeError(f"Python worker: {text}"))
     assert isinstance(error, FunctionRaised)
     summary, _, trace = with_traceback(error).partition("\n")
-    assert summary == "ValueError: no place for 7 (/work/flows.py:499)"
+    assert summary == "ValueError: no place for 7 (/project/flows.py:499)"
     assert trace.endswith("ValueError: no place for 7") and len(trace) == MOST_TRACEBACK
     assert with_traceback(classify(RuntimeError("[DIVIDE_BY_ZERO] Division by zero. x"))) == (  # type: ignore[arg-type]
         "[DIVIDE_BY_ZERO] Division by zero. x"

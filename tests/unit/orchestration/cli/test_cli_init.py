@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +17,7 @@ import yaml
 from orchestration.cli import init
 from streaming_jobs.errors import UsageError
 from tests.support import ROOT
+from tests.support.pages import code_of
 from tests.unit.orchestration.cli.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_folder")]
@@ -44,6 +47,31 @@ def test_a_project_has_its_name_in_every_file_and_its_streams_suites_and_jobs_ca
     [sample] = [text for name, text in files.items() if name.startswith("samples/")]
     assert len({json.loads(line)["order_id"] for line in sample.splitlines()}) == 24
     sys.modules.pop("corner_shop")
+
+
+def test_the_tours_own_data_fit_the_project_that_the_tour_makes(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.ended(0, "init", "sensors")
+    folder = tmp_path / "sensors"
+    streams = code_of("tour.md", blocks=1)
+    (folder / "sensors" / "streams.py").write_text(streams)
+    (folder / "sensors" / "suites.py").write_text(code_of("tour.md").removeprefix(streams))
+    jobs = folder / "recourse-jobs.yml"
+    jobs.write_text(jobs.read_text().replace("priced_orders", "temperatures"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert [row["stream"] for row in run.json("streams", "list")] == ["temperatures"]
+    assert [row["suite"] for row in run.json("quality", "list")] == ["temperatures_rows"]
+    run.ended(0, "jobs", "validate")
+    [topic] = importlib.import_module("sensors.streams").temperatures.topics
+    page = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    block = topic.value.reader().read(
+        [line.encode() for line in re.findall(r'^ +(\{"sensor".*\})$', page, re.MULTILINE)]
+    )
+    assert not block.refused and block.columns.to_pydict()["celsius"] == [21.5, 9.0, 22.0, 451.0]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sensors"]:
+        del sys.modules[name]
 
 
 def test_a_name_that_resembles_the_one_in_the_templates_is_taken_as_it_is() -> None:

@@ -1,0 +1,107 @@
+"""`recourse state` as it is typed: what it prints of figures and entries that Spark has read, and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.inspection import operator_state
+from streaming_jobs.inspection.operator_state import StateStore, StoreFigures
+from streaming_jobs.platform import runtime
+from streaming_jobs.settings import Settings
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.testing import MemoryRuntime
+from tests.support.life import Life
+from tests.unit.orchestration.cli.conftest import Declare, Run
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+STORE = StateStore(0, "transformWithStateExec", "last", 4, {"stateVarName": "last"})
+FIGURES = StoreFigures(STORE, {"key": "struct<user:string>"}, 1200, 2048, 800, 1, 1201)
+PLACE = {"operator": 0, "store": "last", "partition": 3}
+ENTRIES = {"ada": [{**PLACE, "key": {"user": "ada"}, "value": {"at": NOON, "tag": b"x"}}]}
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> MemoryRuntime:
+    """The runtime that commands start, which has to be in a JVM of this machine."""
+    started = MemoryRuntime()
+
+    def local(settings: Settings) -> MemoryRuntime:
+        assert settings.spark.master == "local[*]"
+        return started
+
+    monkeypatch.setattr(runtime, "LocalSpark", local)
+    monkeypatch.setenv("RECOURSE_SPARK__MASTER", "spark://elsewhere:7077")
+    return started
+
+
+@pytest.fixture
+def life(tmp_path: Path, declare: Declare, spark: MemoryRuntime, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """A stream after two batches, with state that Spark reads as `FIGURES` and `ENTRIES`."""
+    made = Life.begin(tmp_path)
+    declare(made.stream)
+    for number in range(2):
+        made.batch(number)
+
+    def figures(_: object, checkpoint: Checkpoint, batch: int | None) -> tuple[int, list[StoreFigures]]:
+        return checkpoint.last_committed if batch is None else batch, [FIGURES]  # type: ignore[return-value]
+
+    def entries(_: object, __: Checkpoint, key: str | Mapping[str, Any], ___: int | None) -> list[dict[str, Any]]:
+        return ENTRIES.get(key if isinstance(key, str) else key["user"], [])
+
+    monkeypatch.setattr(operator_state, "figures", figures)
+    monkeypatch.setattr(operator_state, "entries_of", entries)
+    (made.checkpoint().folder / "state" / "0").mkdir(parents=True)
+    return made
+
+
+def test_the_stores_of_a_stream_are_listed_with_their_figures(life: Life, run: Run, spark: MemoryRuntime) -> None:
+    [row] = run.json("state", "list")
+    assert row == {
+        "stream": life.stream.name,
+        "batch": 1,
+        "operator": 0,
+        "kind": STORE.kind,
+        "name": "last",
+        "partitions": 4,
+        "columns": {"key": "struct<user:string>"},
+        "rows": 1200,
+        "bytes": 2048,
+        "fullest": 800,
+        "skew": 2.67,
+        "before": 1,
+        "rows_before": 1201,
+    }
+    printed = run.ended(0, "state", "list", life.stream.name, "--batch", "0").out
+    assert "-1 since batch 1" in printed and "key struct<user:string>" in printed and "1,200" in printed
+    assert (spark.names, spark.ends) == (["state", "state"], ["stop", "stop"])
+
+
+@pytest.mark.parametrize("key", ["ada", '{"user": "ada"}'])
+def test_the_entries_of_a_key_are_shown(life: Life, run: Run, key: str) -> None:
+    shown = run.ended(0, "state", "show", life.stream.name, "--key", key).out
+    assert shown == (
+        'operator 0, last, partition 3: {"user": "ada"}\n'
+        '  value: {"at": "2026-01-01 12:00:00+00:00", "tag": "b\'x\'"}\n'
+    )
+    value = {"at": "2026-01-01 12:00:00+00:00", "tag": "b'x'"}
+    assert run.json("state", "show", life.stream.name, "--key", key) == [
+        {**PLACE, "key": {"user": "ada"}, "value": value}
+    ]
+
+
+def test_a_key_without_entries_is_said(life: Life, run: Run) -> None:
+    assert "the state has nothing of 7" in run.ended(0, "state", "show", life.stream.name, "--key", "7").err
+    assert run.json("state", "show", life.stream.name, "--key", "7") == []
+
+
+def test_a_stream_without_state_starts_no_spark(life: Life, run: Run, spark: MemoryRuntime) -> None:
+    (life.checkpoint().folder / "state" / "0").rmdir()
+    assert "no state: these streams have not run, or keep none" in run.ended(0, "state", "list").err
+    assert "has no state" in run.ended(UsageError.exit_code, "state", "show", life.stream.name, "--key", "a").err
+    assert spark.names == []
