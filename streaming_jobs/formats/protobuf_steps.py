@@ -183,14 +183,15 @@ class Message:
         return pa.StructArray.from_arrays([columns[each.name] for each in self.type], fields=list(self.type))
 
     def one(self, cursor: Cursor) -> Any:
-        return self.merged([cursor.take(cursor.varint())], cursor)
+        return self.merged([cursor.take(cursor.varint())], cursor.depth)
 
-    def merged(self, parts: Sequence[bytes], within: Cursor) -> Any:
-        """The value of a message that came in parts."""
-        cursor = Cursor(b"".join(parts))
-        cursor.depth = within.depth
-        cursor.deeper()
-        values = self.steps.one(cursor)
+    def merged(self, parts: Sequence[bytes], depth: int = 0) -> Any:
+        """The value of a message that came in parts, each of which is a message; `depth` is that of what holds it."""
+        cursors = [Cursor(part) for part in parts]
+        for cursor in cursors:
+            cursor.depth = depth
+            cursor.deeper()
+        values = self.steps.one(*cursors)
         if self.steps.name == TIMESTAMP:
             micros = values["seconds"] * _SECOND + values["nanos"] // 1_000
             if not (FIRST_MICROSECOND <= micros <= LAST_MICROSECOND and 0 <= values["nanos"] < _NANOS):
@@ -201,7 +202,7 @@ class Message:
     @property
     def absent(self) -> Any:
         """The value of a map's entry without one."""
-        return self.merged([], Cursor(b""))
+        return self.merged([b""])
 
 
 @dataclass
@@ -380,9 +381,27 @@ class MessageSteps:
     def _by_number(self) -> dict[int, FieldStep]:
         return {each.number: each for each in self.fields}
 
-    def one(self, cursor: Cursor) -> dict[str, Any]:
+    def one(self, cursor: Cursor, *further: Cursor) -> dict[str, Any]:
+        """The fields of a message, whose `further` parts follow the first one."""
         values: dict[str, Any] = {each.name: [] for each in self.fields if each.repeated}
         parts: dict[str, list[bytes]] = {}
+        for part in (cursor, *further):
+            self._read(part, values, parts)
+        for each in self.fields:
+            if each.name in parts:
+                assert isinstance(each.value, Message)
+                try:
+                    values[each.name] = each.value.merged(parts[each.name], cursor.depth)
+                except Refused as refused:
+                    raise refused.within(f".{each.name}") from None
+            elif each.name not in values:
+                if each.required:
+                    raise Refused("missing_field", "the field is required, and absent").within(f".{each.name}")
+                values[each.name] = None if each.present else each.absent
+        return values
+
+    def _read(self, cursor: Cursor, values: dict[str, Any], parts: dict[str, list[bytes]]) -> None:
+        """Add the fields of one part to `values`, and the bytes of its messages to `parts`."""
         while cursor.left:
             number, wire = _key(cursor)
             each = self._by_number.get(number)
@@ -397,18 +416,6 @@ class MessageSteps:
                 self._take(each, wire, cursor, values, parts)
             except Refused as refused:
                 raise refused.within(f".{each.name}") from None
-        for each in self.fields:
-            if each.name in parts:
-                assert isinstance(each.value, Message)
-                try:
-                    values[each.name] = each.value.merged(parts[each.name], cursor)
-                except Refused as refused:
-                    raise refused.within(f".{each.name}") from None
-            elif each.name not in values:
-                if each.required:
-                    raise Refused("missing_field", "the field is required, and absent").within(f".{each.name}")
-                values[each.name] = None if each.present else each.absent
-        return values
 
     @staticmethod
     def _take(

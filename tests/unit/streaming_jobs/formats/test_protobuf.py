@@ -171,6 +171,7 @@ def test_each_kind_of_bad_record_has_its_reason() -> None:
             b"\xff" * 12,
             b"\xa7\x06",
             b"\xa3\x06\x08\x01",
+            b"\x52\x01\x08" * 2,  # two parts of a message, neither of which is one
         ),
         "invalid_utf8": (b"\x1a\x02\xff\xfe",),
         "wrong_type": (b"\x0d\0\0\0\0", b"\x1b\x1c", ORDER(id=1).SerializeToString() + b"\x28\x09"),
