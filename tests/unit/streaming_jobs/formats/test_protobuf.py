@@ -207,6 +207,20 @@ def test_a_record_of_another_message_is_refused(text: str) -> None:
     assert bound.writer().write(block.columns.slice(0, 1)).values == [b"\0\0\0\0\7\2\2" + _whole(bound)]
 
 
+def test_a_message_may_be_at_any_place_of_its_file() -> None:
+    file = file_of("id 1 3")
+    for number in range(70):
+        file.message_type.insert(0, FileDescriptorProto().message_type.add(name=f"Before{number}"))
+    declared = Protobuf(files(file), "shop.Order")
+    bound = declared.bound(Known(declared.registered.text), "orders")
+    rows = pa.RecordBatch.from_struct_array(pa.array([{"id": 5}], arrow_struct(declared.schema)))
+    (value,) = bound.writer().write(rows).values
+    assert value == b"\0\0\0\0\7" + b"\2\x8e\1" + b"\x08\5", "the place 71 in two bytes"
+    block = bound.reader().read([value, value[:6] + b"\x8c\1" + value[8:], value[:7], b"\0\0\0\0\7\1", value])
+    assert block.columns.column("id").to_pylist() == [5, None, None, None, 5]
+    assert [block.refused[row].reason for row in (1, 2, 3)] == ["incompatible_schema", "not_framed", "not_framed"]
+
+
 def _whole(bound: Any) -> bytes:
     """What is written for the row of defaults with the id 5."""
     row = bound.reader().read([b"\0\0\0\0\7\2\2" + ORDER(id=5).SerializeToString()]).columns
