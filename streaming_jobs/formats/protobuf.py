@@ -13,6 +13,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,11 @@ class IndexedReader:
         rows: dict[int, list[int]] = {}
         refused: dict[int, Refusal] = {}
         first = _read_index(values[0], skip) if values else None  # mostly all have the same
-        if first is not None and self._verdict(first) is None and all(value.startswith(first, skip) for value in values):
+        if (
+            first is not None
+            and self._verdict(first) is None
+            and all(value.startswith(first, skip) for value in values)
+        ):
             return self.reader.read(values, skip + len(first))
         for row, value in enumerate(values):
             index = _read_index(value, skip)
