@@ -95,8 +95,10 @@ class Avro(WithId):
             if written.kind != "AVRO":
                 raise Incompatible(f"the record's schema is of {written.kind}, not of AVRO")
             read = steps(parsed(written.text, written.references), self.node, arrow_struct(self.schema))
-        except (SchemaFault, Incompatible) as error:
-            return Refusal("incompatible_schema", str(error))
+        except SchemaFault as fault:
+            return Incompatible(str(fault)).verdict
+        except Incompatible as error:
+            return error.verdict
         return LaneReader(read, names)
 
     def payload_writer(self) -> BlockWriter:

@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from streaming_jobs.declare.format import Refused
 from streaming_jobs.formats.json_columns import FIRST_MICROSECOND, LAST_MICROSECOND
 from streaming_jobs.formats.protobuf_schema import TIMESTAMP, WRAPPERS, is_repeated, is_required
-from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes, listed, spread
+from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes, listed, signed, signed_number, spread
 
 VARINT, EIGHT, BYTES, BEGIN, END, FOUR = range(6)
 """The encodings of a field; `BEGIN` and `END` are around a group."""
@@ -56,10 +56,6 @@ def _cut(bits: int, *, signed: bool) -> Callable[[int], int]:
 
 def _numbers(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[Lanes], pa.Array]:
     return lambda lanes: pa.array(convert(lanes.varints()))
-
-
-def _zigzag(number: int) -> int:
-    return (number >> 1) ^ -(number & 1)
 
 
 def _unsigned(numbers: np.ndarray) -> pa.Array:
@@ -97,11 +93,6 @@ def _low_32(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.uint32)
 
 
-def _unzigzagged(numbers: np.ndarray) -> np.ndarray:
-    one = np.uint64(1)
-    return ((numbers >> one) ^ (~(numbers & one) + one)).view(np.int64)
-
-
 _I32, _I64, _D20 = pa.int32(), pa.int64(), pa.decimal128(20, 0)
 _SCALARS: dict[int, Scalar] = {
     _F.TYPE_INT32: Scalar(
@@ -116,10 +107,10 @@ _SCALARS: dict[int, Scalar] = {
         _I32,
         VARINT,
         0,
-        _numbers(lambda n: _unzigzagged(_low_32(n).astype(np.uint64)).astype(np.int32)),
-        _varint(lambda n: _zigzag(n & 0xFFFFFFFF)),
+        _numbers(lambda n: signed(_low_32(n).astype(np.uint64)).astype(np.int32)),
+        _varint(lambda n: signed_number(n & 0xFFFFFFFF)),
     ),
-    _F.TYPE_SINT64: Scalar(_I64, VARINT, 0, _numbers(_unzigzagged), _varint(_zigzag)),
+    _F.TYPE_SINT64: Scalar(_I64, VARINT, 0, _numbers(signed), _varint(signed_number)),
     _F.TYPE_BOOL: Scalar(pa.bool_(), VARINT, False, _numbers(lambda n: n != 0), _varint(bool)),
     _F.TYPE_FIXED32: Scalar(_I64, FOUR, 0, _fixed("u4", lambda n: pa.array(n.astype(np.int64))), _unpacked("I")),
     _F.TYPE_FIXED64: Scalar(_D20, EIGHT, 0, _fixed("u8", _unsigned), lambda cursor: Decimal(_unpacked("Q")(cursor))),
