@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -175,6 +175,18 @@ def record_batch(rows: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def with_null_rows(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
+    """The batch with null in every column of these rows, which are refused."""
+    import numpy as np
+    import pyarrow as pa
+
+    mask = np.zeros(batch.num_rows, np.bool_)
+    mask[list(rows)] = True
+    if not batch.num_columns or not mask.any():
+        return batch
+    return batch.take(pa.array(np.arange(batch.num_rows), mask=mask))
 
 
 def read_one(reader: BlockReader, value: bytes | None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from streaming_jobs.declare.format import (
     checked_fields,
     read_one,
     record_batch,
+    with_null_rows,
 )
 from streaming_jobs.declare.names import check_event_time, checked_names
 from streaming_jobs.errors import FunctionRaised, UsageError
@@ -223,11 +224,10 @@ class TimedReader:
         refused = dict(block.refused)
         for row in (int(row) for row in np.flatnonzero(outside) if int(row) not in refused):
             refused[row] = Refusal(OUT_OF_RANGE, f"{self._words(columns, row)} is no time in the years 1 to 9999")
-        if outside.any():
-            chosen = pa.array(np.arange(len(values)), mask=outside)
-            columns, micros = {name: column.take(chosen) for name, column in columns.items()}, micros.take(chosen)
+        micros = pc.if_else(outside, None, micros)  # the cast refuses them
         columns[self.time.column] = pc.cast(micros, pa.timestamp("us", "UTC"))
-        return Block(record_batch(len(values), {name: columns[name] for name in self.built}), refused)
+        rows = record_batch(len(values), {name: columns[name] for name in self.built})
+        return Block(with_null_rows(rows, np.flatnonzero(outside)), refused)
 
     def _words(self, columns: dict[str, pa.Array], row: int) -> str:
         made_of = ", ".join(f"{name} = {columns[name][row]}" for name in self.time.fields)

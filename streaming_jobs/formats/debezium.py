@@ -29,10 +29,10 @@ from streaming_jobs.declare.format import (
     checked_fields,
     read_one,
     record_batch,
+    with_null_rows,
 )
 from streaming_jobs.declare.schemas import nullable, schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.framing import gathered
 from streaming_jobs.formats.json import Json
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Debezium:
         names = [name for name in self.schema.fieldNames() if name in wanted]
         needed = ["payload"] if self.payload else list(_ENVELOPE)
         order = [name for name in self.value.schema.fieldNames() if name in needed]
-        return DebeziumReader(self, self.value.reader(order), names)
+        return DebeziumReader(self.value.reader(order), self.payload, names)
 
     def read(self, value: bytes | None) -> dict[str, Any]:
         """The row of one event as Python values; raises Refused."""
@@ -126,8 +126,8 @@ class Debezium:
 class DebeziumReader:
     """Makes rows of what `events` reads, and keeps the columns in `names`."""
 
-    declared: Debezium
     events: BlockReader
+    payload: bool
     names: Sequence[str]
 
     def read(self, values: Sequence[bytes | None]) -> Block:
@@ -138,7 +138,7 @@ class DebeziumReader:
 
         block = self.events.read(values)
         envelope = dict(zip(block.columns.schema.names, block.columns.columns, strict=True))
-        if self.declared.payload:
+        if self.payload:
             envelope = _flat(envelope["payload"])
         op, before, after = envelope["op"], envelope["before"], envelope["after"]
         deleted = pc.fill_null(pc.equal(op, "d"), False)
@@ -153,8 +153,8 @@ class DebeziumReader:
         old, new = _flat(before), _flat(after)
         row = {name: pc.if_else(deleted, old[name], new[name]) for name in self.names if name in new}
         columns = {**row, OP: op, TIME: envelope["ts_ms"]}
-        made = Block(record_batch(len(values), {name: columns[name] for name in self.names}), {})
-        return gathered(len(values), self.declared.schema, self.names, [(range(len(values)), made)], refused)
+        rows = record_batch(len(values), {name: columns[name] for name in self.names})
+        return Block(with_null_rows(rows, refused), refused)
 
 
 def _flat(struct: pa.StructArray) -> dict[str, pa.Array]:

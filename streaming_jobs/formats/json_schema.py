@@ -28,10 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema
+from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema, with_null_rows
 from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.framing import Ids, WithId, checked_ids, gathered
+from streaming_jobs.formats.framing import Ids, WithId, checked_ids
 from streaming_jobs.formats.json import REASONS, Json
 from streaming_jobs.platform.extras import require
 
@@ -104,7 +104,7 @@ class JsonSchema(WithId):
         """A reader of values of a writer's schema, of which only the kind matters."""
         if written.kind != "JSON":
             return Refusal("incompatible_schema", f"the record's schema is of {written.kind}, not of JSON")
-        return JsonSchemaReader(self, self._json.reader(names), names)
+        return JsonSchemaReader(self, self._json.reader(names))
 
     def payload_writer(self) -> BlockWriter:
         return self._json.writer()
@@ -116,7 +116,6 @@ class JsonSchemaReader:
 
     declared: JsonSchema
     reader: BlockReader
-    names: Sequence[str]
 
     def read(self, values: Sequence[bytes], skip: int) -> Block:
         import msgspec
@@ -129,9 +128,7 @@ class JsonSchemaReader:
             for row, value in enumerate(payloads)
             if row not in block.refused and not validator.is_valid(decode(value))
         }
-        if not invalid:
-            return block
-        return gathered(len(values), self.declared.schema, self.names, [(range(len(values)), block)], invalid)
+        return Block(with_null_rows(block.columns, invalid), {**block.refused, **invalid})
 
 
 def _words(validator: Any, value: bytes) -> str:

@@ -140,11 +140,8 @@ class IndexedReader:
         rows: dict[int, list[int]] = {}
         refused: dict[int, Refusal] = {}
         first = _read_index(values[0], skip) if values else None  # mostly all have the same
-        if (
-            first is not None
-            and self._verdict(first) is None
-            and all(value.startswith(first, skip) for value in values)
-        ):
+        begins = methodcaller("startswith", first, skip)
+        if first is not None and self._verdict(first) is None and all(map(begins, values)):
             return self.reader.read(values, skip + len(first))
         for row, value in enumerate(values):
             index = _read_index(value, skip)
