@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
@@ -121,6 +122,24 @@ class Format(Protocol):
 
         Raises UsageError for a name that is not a field.
         """
+
+
+class DeclaredFormat(Protocol):
+    """What formats share that are dataclasses: the declaration alone travels to other processes, not its reader."""
+
+    def reader(self, fields: Sequence[str] | None = None) -> BlockReader:
+        """As `Format.reader`."""
+
+    def read(self, value: bytes | None) -> dict[str, Any]:
+        """The record in these bytes as Python values, times in UTC; raises Refused."""
+        return read_one(self._reader, value)
+
+    @cached_property
+    def _reader(self) -> BlockReader:
+        return self.reader()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(cast("Any", self))}
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,18 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.declare.format import (
     Block,
     BlockReader,
+    DeclaredFormat,
     Format,
     Refusal,
     RegistryFormat,
     Schemas,
     checked_fields,
-    read_one,
     record_batch,
     with_null_rows,
 )
@@ -163,7 +162,7 @@ EventTime = EpochSeconds | EpochMillis | EpochMicros | ComputedTime
 
 
 @dataclass(frozen=True)
-class TimedFormat:
+class TimedFormat(DeclaredFormat):
     """A format whose records have their event time as a further column, the last one."""
 
     format: Format
@@ -182,24 +181,12 @@ class TimedFormat:
     def reasons(self) -> frozenset[str]:
         return frozenset({*self.format.reasons, OUT_OF_RANGE})
 
-    def __reduce__(self) -> tuple[type[TimedFormat], tuple[Format, EventTime]]:
-        """The declaration travels to other processes, its reader does not."""
-        return type(self), (self.format, self.time)
-
     def reader(self, fields: Sequence[str] | None = None) -> TimedReader:
         """A reader; the verdict on the time is made whichever fields are built."""
         wanted = checked_fields(self.schema, fields)
         names = [name for name in self.format.schema.fieldNames() if name in wanted or name in self.time.fields]
         built = [name for name in self.schema.fieldNames() if name in wanted]
         return TimedReader(self.format.reader(names), names, self.time, built)
-
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The record in these bytes as Python values; raises Refused."""
-        return read_one(self._reader, value)
-
-    @cached_property
-    def _reader(self) -> TimedReader:
-        return self.reader()
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,6 @@ class Avro(WithId):
         object.__setattr__(self, "subject", subject)
         _ = self.schema
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.text, self.ids, self.subject)
-
     @cached_property
     def node(self) -> Node:
         """The declared schema."""
@@ -105,10 +102,6 @@ class Avro(WithId):
         from streaming_jobs.formats.avro_writer import AvroWriter
 
         return AvroWriter(self.node, self.schema)
-
-
-def _made(text: str, ids: Ids, subject: str | None) -> Avro:
-    return Avro(text, ids=ids, subject=subject)
 
 
 def _text(schema: str | Mapping[str, Any] | Path) -> str:

@@ -15,19 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.format import (
     Block,
     BlockReader,
+    DeclaredFormat,
     Format,
     Refusal,
     RegistryFormat,
     Schemas,
     checked_fields,
-    read_one,
     record_batch,
     with_null_rows,
 )
@@ -48,7 +48,7 @@ _NO_BEFORE = Refusal("missing_row", "the delete has no row in `before`; see REPL
 
 
 @dataclass(frozen=True, init=False)
-class Debezium:
+class Debezium(DeclaredFormat):
     """Change events in JSON, of rows with these columns; or events in a format whose records have the envelope.
 
     `payload`: the envelope of a JSON event is in its field `payload`, as with the converter's `schemas.enable`. A
@@ -87,9 +87,6 @@ class Debezium:
         row = [StructField(each.name, each.dataType) for each in after.fields]
         return StructType([*row, StructField(OP, StringType(), False), StructField(TIME, LongType())])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.value, self.payload)
-
     @property
     def reasons(self) -> frozenset[str]:
         return frozenset({*self.value.reasons, _UNKNOWN.reason, _NO_AFTER.reason})
@@ -112,14 +109,6 @@ class Debezium:
         needed = ["payload"] if self.payload else list(_ENVELOPE)
         order = [name for name in self.value.schema.fieldNames() if name in needed]
         return DebeziumReader(self.value.reader(order), self.payload, names)
-
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The row of one event as Python values; raises Refused."""
-        return read_one(self._reader, value)
-
-    @cached_property
-    def _reader(self) -> DebeziumReader:
-        return self.reader()
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,3 @@ def _struct(schema: StructType, name: str) -> StructType:
             "declare the envelope: before, after, op and ts_ms; or payload=, where it is in a field of that name",
         )
     return kind
-
-
-def _made(value: Format, payload: bool) -> Debezium:
-    return Debezium(value, payload=payload)

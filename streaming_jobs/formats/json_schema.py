@@ -72,9 +72,6 @@ class JsonSchema(WithId):
         object.__setattr__(self, "subject", subject)
         _ = self._json, self._validator
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.text, self.columns, self.ids, self.subject)
-
     @property
     def schema(self) -> StructType:
         return self.columns
@@ -135,10 +132,6 @@ def _words(validator: Any, value: bytes) -> str:
     error = next(validator.iter_errors(json.loads(value)))
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
     return f"{error.message} - at `${place}`"
-
-
-def _made(text: str, columns: StructType, ids: Ids, subject: str | None) -> JsonSchema:
-    return JsonSchema(text, columns=columns, ids=ids, subject=subject)
 
 
 def _text(document: str | Mapping[str, Any] | Path) -> str:

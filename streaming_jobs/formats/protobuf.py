@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
@@ -61,9 +61,6 @@ class Protobuf(WithId):
             object.__setattr__(self, option, value)
         object.__setattr__(self, "subject", subject)
         _ = self.schema
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.files, self.message, self.ids, self.subject)
 
     @cached_property
     def descriptor(self) -> Descriptor:
@@ -219,10 +216,6 @@ def _index(descriptor: Descriptor) -> bytes:
         path.insert(0, list(beside).index(descriptor.name))
         descriptor = above
     return b"\0" if path == [0] else b"".join(zigzags(np.array([len(path), *path])).to_pylist())
-
-
-def _made(files: bytes, message: str, ids: Ids, subject: str | None) -> Protobuf:
-    return Protobuf(files, message, ids=ids, subject=subject)
 
 
 def _declared(schema: object, message: str) -> tuple[bytes, str]:
