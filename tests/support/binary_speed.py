@@ -41,7 +41,7 @@ def _message() -> bytes:
     order.field[6].type_name = ".google.protobuf.Timestamp"
     imported = FileDescriptorProto()
     TIMESTAMP_FILE.CopyToProto(imported)
-    return FileDescriptorSet(file=[imported, file]).SerializeToString()
+    return bytes(FileDescriptorSet(file=[imported, file]).SerializeToString())
 
 
 def _micros(read: Callable[[], object], times: int) -> float:
