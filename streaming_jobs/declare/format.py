@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
@@ -123,6 +124,24 @@ class Format(Protocol):
         """
 
 
+class DeclaredFormat(Protocol):
+    """What formats share that are dataclasses: the declaration alone travels to other processes, not its reader."""
+
+    def reader(self, fields: Sequence[str] | None = None) -> BlockReader:
+        """As `Format.reader`."""
+
+    def read(self, value: bytes | None) -> dict[str, Any]:
+        """The record in these bytes as Python values, times in UTC; raises Refused."""
+        return read_one(self._reader, value)
+
+    @cached_property
+    def _reader(self) -> BlockReader:
+        return self.reader()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(cast("Any", self))}
+
+
 @dataclass(frozen=True)
 class RegisteredSchema:
     """A schema of a registry: `kind` is AVRO, PROTOBUF or JSON; `references` has the texts that it needs, by name."""
@@ -175,6 +194,18 @@ def record_batch(rows: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def with_null_rows(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
+    """The batch with null in every column of these rows, which are refused."""
+    import numpy as np
+    import pyarrow as pa
+
+    mask = np.zeros(batch.num_rows, np.bool_)
+    mask[list(rows)] = True
+    if not batch.num_columns or not mask.any():
+        return batch
+    return batch.take(pa.array(np.arange(batch.num_rows), mask=mask))
 
 
 def read_one(reader: BlockReader, value: bytes | None) -> dict[str, Any]:

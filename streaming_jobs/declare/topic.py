@@ -13,20 +13,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.declare.format import (
     Block,
     BlockReader,
+    DeclaredFormat,
     Format,
     Refusal,
     RegistryFormat,
     Schemas,
     checked_fields,
-    read_one,
     record_batch,
+    with_null_rows,
 )
 from streaming_jobs.declare.names import check_event_time, checked_names
 from streaming_jobs.errors import FunctionRaised, UsageError
@@ -162,7 +162,7 @@ EventTime = EpochSeconds | EpochMillis | EpochMicros | ComputedTime
 
 
 @dataclass(frozen=True)
-class TimedFormat:
+class TimedFormat(DeclaredFormat):
     """A format whose records have their event time as a further column, the last one."""
 
     format: Format
@@ -181,24 +181,12 @@ class TimedFormat:
     def reasons(self) -> frozenset[str]:
         return frozenset({*self.format.reasons, OUT_OF_RANGE})
 
-    def __reduce__(self) -> tuple[type[TimedFormat], tuple[Format, EventTime]]:
-        """The declaration travels to other processes, its reader does not."""
-        return type(self), (self.format, self.time)
-
     def reader(self, fields: Sequence[str] | None = None) -> TimedReader:
         """A reader; the verdict on the time is made whichever fields are built."""
         wanted = checked_fields(self.schema, fields)
         names = [name for name in self.format.schema.fieldNames() if name in wanted or name in self.time.fields]
         built = [name for name in self.schema.fieldNames() if name in wanted]
         return TimedReader(self.format.reader(names), names, self.time, built)
-
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The record in these bytes as Python values; raises Refused."""
-        return read_one(self._reader, value)
-
-    @cached_property
-    def _reader(self) -> TimedReader:
-        return self.reader()
 
 
 @dataclass(frozen=True)
@@ -223,11 +211,10 @@ class TimedReader:
         refused = dict(block.refused)
         for row in (int(row) for row in np.flatnonzero(outside) if int(row) not in refused):
             refused[row] = Refusal(OUT_OF_RANGE, f"{self._words(columns, row)} is no time in the years 1 to 9999")
-        if outside.any():
-            chosen = pa.array(np.arange(len(values)), mask=outside)
-            columns, micros = {name: column.take(chosen) for name, column in columns.items()}, micros.take(chosen)
+        micros = pc.if_else(outside, None, micros)  # the cast refuses them
         columns[self.time.column] = pc.cast(micros, pa.timestamp("us", "UTC"))
-        return Block(record_batch(len(values), {name: columns[name] for name in self.built}), refused)
+        rows = record_batch(len(values), {name: columns[name] for name in self.built})
+        return Block(with_null_rows(rows, np.flatnonzero(outside)), refused)
 
     def _words(self, columns: dict[str, pa.Array], row: int) -> str:
         made_of = ", ".join(f"{name} = {columns[name][row]}" for name in self.time.fields)

@@ -56,9 +56,6 @@ class Avro(WithId):
         object.__setattr__(self, "subject", subject)
         _ = self.schema
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.text, self.ids, self.subject)
-
     @cached_property
     def node(self) -> Node:
         """The declared schema."""
@@ -95,18 +92,16 @@ class Avro(WithId):
             if written.kind != "AVRO":
                 raise Incompatible(f"the record's schema is of {written.kind}, not of AVRO")
             read = steps(parsed(written.text, written.references), self.node, arrow_struct(self.schema))
-        except (SchemaFault, Incompatible) as error:
-            return Refusal("incompatible_schema", str(error))
+        except SchemaFault as fault:
+            return Incompatible(str(fault)).verdict
+        except Incompatible as error:
+            return error.verdict
         return LaneReader(read, names)
 
     def payload_writer(self) -> BlockWriter:
         from streaming_jobs.formats.avro_writer import AvroWriter
 
         return AvroWriter(self.node, self.schema)
-
-
-def _made(text: str, ids: Ids, subject: str | None) -> Avro:
-    return Avro(text, ids=ids, subject=subject)
 
 
 def _text(schema: str | Mapping[str, Any] | Path) -> str:

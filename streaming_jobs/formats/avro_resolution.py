@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from streaming_jobs.declare.format import Refused
 from streaming_jobs.formats.avro_schema import (
     MICROS_PER,
     NO_DEFAULT,
@@ -46,21 +47,11 @@ from streaming_jobs.formats.avro_steps import (
 from streaming_jobs.formats.json_columns import FIRST_DAY, FIRST_MICROSECOND, LAST_DAY, LAST_MICROSECOND
 
 
-class Incompatible(Exception):
-    """Records of the writer's schema cannot be read by the reader's."""
+class Incompatible(Refused):
+    """Records of the writer's schema cannot be read by the reader's: all of them are refused."""
 
     def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self.words = words
-        self.place = ""
-
-    def within(self, place: str) -> Incompatible:
-        """The same, of what lies at this place of the record."""
-        self.place = place + self.place
-        return self
-
-    def __str__(self) -> str:
-        return f"{self.words} - at `${self.place}`" if self.place else self.words
+        super().__init__("incompatible_schema", words)
 
 
 def steps(writer: Node, reader: Node, kind: pa.DataType) -> Fields:
@@ -96,7 +87,7 @@ class _Comparison:
             try:
                 branches.append(self.step(each, reader, kind))
             except Incompatible as error:
-                branches.append(Unreadable(kind, str(error)))
+                branches.append(Unreadable(kind, error.verdict.detail))
         if all(isinstance(branch, Unreadable) for branch in branches):
             raise Incompatible(f"the writer's schema has {writer}, the declared one {reader}")
         return Choices(kind, branches)

@@ -300,10 +300,11 @@ def _type(node: Node, where: str, within: tuple[Record, ...]) -> DataType:
         raise SchemaFault(f"{where} is always null")
     if node.logical.startswith("local-"):
         return TimestampNTZType()
-    return {"date": DateType(), **_COLUMNS}.get(node.logical or node.kind, TimestampType())
+    return _COLUMNS.get(node.logical or node.kind, TimestampType())
 
 
 _COLUMNS: dict[str, DataType] = {
+    "date": DateType(),
     "boolean": BooleanType(),
     "int": IntegerType(),
     "long": LongType(),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_jobs.declare.format import Refusal
-from streaming_jobs.formats.wire import is_utf8
+from streaming_jobs.formats.utf8 import utf8_refusal
 
 
 @dataclass
@@ -78,6 +78,6 @@ def not_utf8(array: pa.Array, place: str) -> dict[int, Refusal]:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        rows = [row for row, value in enumerate(array.cast(pa.binary()).to_pylist()) if not is_utf8(value)]
+        rows = [row for row, value in enumerate(array.cast(pa.binary()).to_pylist()) if utf8_refusal(value)]
         return refusals(rows, "not_utf8", f"the text of {place} is not UTF-8")
     return {}

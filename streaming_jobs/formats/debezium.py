@@ -15,24 +15,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from streaming_jobs.declare.format import (
     Block,
     BlockReader,
+    DeclaredFormat,
     Format,
     Refusal,
     RegistryFormat,
     Schemas,
     checked_fields,
-    read_one,
     record_batch,
+    with_null_rows,
 )
 from streaming_jobs.declare.schemas import nullable, schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.framing import gathered
 from streaming_jobs.formats.json import Json
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _NO_BEFORE = Refusal("missing_row", "the delete has no row in `before`; see REPL
 
 
 @dataclass(frozen=True, init=False)
-class Debezium:
+class Debezium(DeclaredFormat):
     """Change events in JSON, of rows with these columns; or events in a format whose records have the envelope.
 
     `payload`: the envelope of a JSON event is in its field `payload`, as with the converter's `schemas.enable`. A
@@ -87,9 +87,6 @@ class Debezium:
         row = [StructField(each.name, each.dataType) for each in after.fields]
         return StructType([*row, StructField(OP, StringType(), False), StructField(TIME, LongType())])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.value, self.payload)
-
     @property
     def reasons(self) -> frozenset[str]:
         return frozenset({*self.value.reasons, _UNKNOWN.reason, _NO_AFTER.reason})
@@ -111,23 +108,15 @@ class Debezium:
         names = [name for name in self.schema.fieldNames() if name in wanted]
         needed = ["payload"] if self.payload else list(_ENVELOPE)
         order = [name for name in self.value.schema.fieldNames() if name in needed]
-        return DebeziumReader(self, self.value.reader(order), names)
-
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The row of one event as Python values; raises Refused."""
-        return read_one(self._reader, value)
-
-    @cached_property
-    def _reader(self) -> DebeziumReader:
-        return self.reader()
+        return DebeziumReader(self.value.reader(order), self.payload, names)
 
 
 @dataclass(frozen=True)
 class DebeziumReader:
     """Makes rows of what `events` reads, and keeps the columns in `names`."""
 
-    declared: Debezium
     events: BlockReader
+    payload: bool
     names: Sequence[str]
 
     def read(self, values: Sequence[bytes | None]) -> Block:
@@ -138,7 +127,7 @@ class DebeziumReader:
 
         block = self.events.read(values)
         envelope = dict(zip(block.columns.schema.names, block.columns.columns, strict=True))
-        if self.declared.payload:
+        if self.payload:
             envelope = _flat(envelope["payload"])
         op, before, after = envelope["op"], envelope["before"], envelope["after"]
         deleted = pc.fill_null(pc.equal(op, "d"), False)
@@ -153,8 +142,8 @@ class DebeziumReader:
         old, new = _flat(before), _flat(after)
         row = {name: pc.if_else(deleted, old[name], new[name]) for name in self.names if name in new}
         columns = {**row, OP: op, TIME: envelope["ts_ms"]}
-        made = Block(record_batch(len(values), {name: columns[name] for name in self.names}), {})
-        return gathered(len(values), self.declared.schema, self.names, [(range(len(values)), made)], refused)
+        rows = record_batch(len(values), {name: columns[name] for name in self.names})
+        return Block(with_null_rows(rows, refused), refused)
 
 
 def _flat(struct: pa.StructArray) -> dict[str, pa.Array]:
@@ -182,7 +171,3 @@ def _struct(schema: StructType, name: str) -> StructType:
             "declare the envelope: before, after, op and ts_ms; or payload=, where it is in a field of that name",
         )
     return kind
-
-
-def _made(value: Format, payload: bool) -> Debezium:
-    return Debezium(value, payload=payload)

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from streaming_jobs.declare.format import (
     Block,
     BlockReader,
     BlockWriter,
+    DeclaredFormat,
     Refusal,
     RegisteredSchema,
     Schemas,
     Written,
     checked_fields,
-    read_one,
     record_batch,
 )
 from streaming_jobs.declare.names import checked_choice
@@ -50,7 +49,7 @@ class PayloadReader(Protocol):
         """Decode the values after their first `skip` bytes; `BlockReader` has the rest of the contract."""
 
 
-class WithId(Protocol):
+class WithId(DeclaredFormat, Protocol):
     """A format whose records name their writer's schema, as it is declared; `bound` adds the registry."""
 
     ids: Ids
@@ -90,10 +89,6 @@ class WithId(Protocol):
         """A writer of records without ids; raises UsageError for others."""
         return self._alone.writer()
 
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """One record without an id, as Python values; raises Refused."""
-        return read_one(self._alone.reader(), value)
-
     @property
     def _alone(self) -> Registered:
         if self.ids != "none":
@@ -105,7 +100,7 @@ class WithId(Protocol):
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registered(DeclaredFormat):
     """A format of records with ids, and the schemas that they name; None: of records without ids."""
 
     format: WithId
@@ -138,18 +133,6 @@ class Registered:
         if self.id_header is None:
             return FramedWriter(self.format.payload_writer(), schema_id)
         return FramedWriter(self.format.payload_writer(), b"", ((self.id_header, schema_id),))
-
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The record in these bytes as Python values, times in UTC; raises Refused."""
-        return read_one(self._reader, value)
-
-    @cached_property
-    def _reader(self) -> FramedReader:
-        return self.reader()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """The declaration travels to other processes, its reader does not."""
-        return Registered, (self.format, self.schemas, self.subject)
 
 
 class FramedReader:

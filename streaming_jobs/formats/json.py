@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
     ArrayType,
@@ -30,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declare.format import Refused, read_one
+from streaming_jobs.declare.format import DeclaredFormat, Refused
 from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.json_records import is_possible_name
@@ -70,7 +69,7 @@ _NEXT = "use boolean, integer, float, double, decimal, date, timestamp or plain 
 
 
 @dataclass(frozen=True, init=False)
-class Json:
+class Json(DeclaredFormat):
     """One JSON object per record, read by `schema`; `nullable=False` means required. Unknown fields are ignored.
 
     A mapping of names to types becomes a schema: `Json({"id": "bigint not null", "note": "string"})`.
@@ -84,10 +83,6 @@ class Json:
     def __init__(self, schema: StructType | Mapping[str, object]) -> None:
         object.__setattr__(self, "schema", schema_of(schema))
         _check(self.schema, "the record")
-
-    def __reduce__(self) -> tuple[type[Json], tuple[StructType]]:
-        """The declaration travels to other processes, its reader does not."""
-        return type(self), (self.schema,)
 
     @property
     def reasons(self) -> frozenset[str]:
@@ -109,10 +104,6 @@ class Json:
 
         return JsonWriter(self.schema)
 
-    def read(self, value: bytes | None) -> dict[str, Any]:
-        """The record in these bytes as Python values, times in UTC; raises Refused, with `reason` and `detail`."""
-        return read_one(self._reader, value)
-
     def diagnose(self, value: bytes | None) -> tuple[str, str]:
         """Reason and detail of the refusal of these bytes."""
         try:
@@ -120,10 +111,6 @@ class Json:
         except Refused as refused:
             return refused.reason, refused.detail
         return "unreadable", "it was refused, but the strict reading finds nothing wrong"
-
-    @cached_property
-    def _reader(self) -> JsonReader:
-        return self.reader()
 
 
 def _check(kind: DataType, where: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from streaming_jobs.declare.format import Block, Refusal, checked_fields, record_batch
+from streaming_jobs.declare.format import Block, Refusal, checked_fields, record_batch, with_null_rows
 from streaming_jobs.formats.json_columns import JsonColumn, ValueFault, field_column
 from streaming_jobs.formats.json_records import attribute, blank, record_class
 from streaming_jobs.formats.utf8 import joined, not_utf8, utf8_refusal
@@ -122,7 +122,7 @@ class JsonReader:
         columns, late = self._columns(rows)
         batch = record_batch(len(values), columns)
         if late:
-            batch = _with_null_rows(batch, late)
+            batch = with_null_rows(batch, late)
         return Block(batch, refused | late)
 
     def _records(self, values: Sequence[bytes | None]) -> tuple[list[Any], dict[int, Refusal]]:
@@ -158,12 +158,3 @@ class JsonReader:
 def _add(refused: dict[int, Refusal], name: str, faults: Iterable[ValueFault]) -> None:
     for fault in faults:
         refused.setdefault(fault.position, Refusal(fault.reason, f"{fault.words} - at `$.{name}{fault.place}`"))
-
-
-def _with_null_rows(batch: pa.RecordBatch, null: Iterable[int]) -> pa.RecordBatch:
-    """The batch with null in every column of these rows."""
-    if not batch.num_columns:
-        return batch
-    mask = np.zeros(batch.num_rows, np.bool_)
-    mask[list(null)] = True
-    return batch.take(pa.array(np.arange(batch.num_rows), mask=mask))

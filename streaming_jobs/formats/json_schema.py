@@ -28,10 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema
+from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema, with_null_rows
 from streaming_jobs.declare.schemas import schema_of
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.framing import Ids, WithId, checked_ids, gathered
+from streaming_jobs.formats.framing import Ids, WithId, checked_ids
 from streaming_jobs.formats.json import REASONS, Json
 from streaming_jobs.platform.extras import require
 
@@ -72,9 +72,6 @@ class JsonSchema(WithId):
         object.__setattr__(self, "subject", subject)
         _ = self._json, self._validator
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.text, self.columns, self.ids, self.subject)
-
     @property
     def schema(self) -> StructType:
         return self.columns
@@ -104,7 +101,7 @@ class JsonSchema(WithId):
         """A reader of values of a writer's schema, of which only the kind matters."""
         if written.kind != "JSON":
             return Refusal("incompatible_schema", f"the record's schema is of {written.kind}, not of JSON")
-        return JsonSchemaReader(self, self._json.reader(names), names)
+        return JsonSchemaReader(self, self._json.reader(names))
 
     def payload_writer(self) -> BlockWriter:
         return self._json.writer()
@@ -116,7 +113,6 @@ class JsonSchemaReader:
 
     declared: JsonSchema
     reader: BlockReader
-    names: Sequence[str]
 
     def read(self, values: Sequence[bytes], skip: int) -> Block:
         import msgspec
@@ -129,19 +125,13 @@ class JsonSchemaReader:
             for row, value in enumerate(payloads)
             if row not in block.refused and not validator.is_valid(decode(value))
         }
-        if not invalid:
-            return block
-        return gathered(len(values), self.declared.schema, self.names, [(range(len(values)), block)], invalid)
+        return Block(with_null_rows(block.columns, invalid), {**block.refused, **invalid})
 
 
 def _words(validator: Any, value: bytes) -> str:
     error = next(validator.iter_errors(json.loads(value)))
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
     return f"{error.message} - at `${place}`"
-
-
-def _made(text: str, columns: StructType, ids: Ids, subject: str | None) -> JsonSchema:
-    return JsonSchema(text, columns=columns, ids=ids, subject=subject)
 
 
 def _text(document: str | Mapping[str, Any] | Path) -> str:

@@ -13,12 +13,13 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema, Written
+from streaming_jobs.declare.format import Block, Refusal, Refused, RegisteredSchema, Written
 from streaming_jobs.declare.schemas import arrow_struct
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.framing import Ids, WithId, checked_ids
@@ -60,9 +61,6 @@ class Protobuf(WithId):
             object.__setattr__(self, option, value)
         object.__setattr__(self, "subject", subject)
         _ = self.schema
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.files, self.message, self.ids, self.subject)
 
     @cached_property
     def descriptor(self) -> Descriptor:
@@ -138,8 +136,10 @@ class IndexedReader:
 
         rows: dict[int, list[int]] = {}
         refused: dict[int, Refusal] = {}
-        if all(value[skip : skip + 1] == b"\0" for value in values) and self._verdict(b"\0") is None:
-            return self.reader.read(values, skip + 1)
+        first = _read_index(values[0], skip) if values else None  # mostly all have the same
+        begins = methodcaller("startswith", first, skip)
+        if first is not None and self._verdict(first) is None and all(map(begins, values)):
+            return self.reader.read(values, skip + len(first))
         for row, value in enumerate(values):
             index = _read_index(value, skip)
             refusal = _NO_INDEX if index is None else self._verdict(index)
@@ -178,40 +178,44 @@ class IndexedWriter:
 
 
 _NO_INDEX = Refusal("not_framed", "the place of the message in its file, which follows the id, is not there")
-_LONGEST_INDEX = 16
+_DEEPEST = 100
+"""Messages within each other."""
 
 
 def _read_index(value: bytes, skip: int) -> bytes | None:
     """The bytes of a message's place; None if they are not there."""
-    at, numbers = skip, -1
-    for place in range(skip, min(len(value), skip + _LONGEST_INDEX)):
-        if value[place] >= 0x80:
-            return None  # a place of 64 and more
-        if numbers < 0:
-            numbers = value[place] >> 1
-        else:
-            numbers -= 1
-        if not numbers:
-            return value[at : place + 1]
-    return None
+    from streaming_jobs.formats.wire import Cursor  # here: a declaration needs no Arrow
+
+    cursor = Cursor(value, skip)
+    try:
+        if not 0 <= (count := cursor.zigzag()) <= _DEEPEST:
+            return None
+        for _ in range(count):
+            cursor.zigzag()
+    except Refused:
+        return None
+    return value[skip : cursor.at]
 
 
 def _path(index: bytes) -> tuple[int, ...]:
-    return tuple(octet >> 1 for octet in index[1:]) or (0,)
+    from streaming_jobs.formats.wire import Cursor
+
+    cursor = Cursor(index)
+    return tuple(cursor.zigzag() for _ in range(cursor.zigzag())) or (0,)
 
 
 def _index(descriptor: Descriptor) -> bytes:
+    import numpy as np
+
+    from streaming_jobs.formats.binary_columns import zigzags
+
     path: list[int] = []
     while descriptor is not None:
         above = descriptor.containing_type
         beside = descriptor.file.message_types_by_name if above is None else above.nested_types_by_name
         path.insert(0, list(beside).index(descriptor.name))
         descriptor = above
-    return b"\0" if path == [0] else bytes([2 * len(path), *(2 * place for place in path)])
-
-
-def _made(files: bytes, message: str, ids: Ids, subject: str | None) -> Protobuf:
-    return Protobuf(files, message, ids=ids, subject=subject)
+    return b"\0" if path == [0] else b"".join(zigzags(np.array([len(path), *path])).to_pylist())
 
 
 def _declared(schema: object, message: str) -> tuple[bytes, str]:

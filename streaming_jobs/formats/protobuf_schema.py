@@ -130,8 +130,7 @@ def message_name(text: str, path: Sequence[int]) -> str | None:
         names = _of_descriptor(FileDescriptorProto.FromString(base64.b64decode(text, validate=True)).message_type)
     except (ValueError, DecodeError):
         names = _of_source(text)
-    found = [name for place, name in names if place == tuple(path)]
-    return found[0] if found else None
+    return dict(names).get(tuple(path))
 
 
 def _of_descriptor(messages: Any, above: tuple[int, ...] = (), name: str = "") -> list[tuple[tuple[int, ...], str]]:

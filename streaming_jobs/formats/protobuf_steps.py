@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from streaming_jobs.declare.format import Refused
 from streaming_jobs.formats.json_columns import FIRST_MICROSECOND, LAST_MICROSECOND
 from streaming_jobs.formats.protobuf_schema import TIMESTAMP, WRAPPERS, is_repeated, is_required
-from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes, listed, spread
+from streaming_jobs.formats.wire import MALFORMED, MAX_DEPTH, Cursor, Lanes, listed, signed, signed_number, spread
 
 VARINT, EIGHT, BYTES, BEGIN, END, FOUR = range(6)
 """The encodings of a field; `BEGIN` and `END` are around a group."""
@@ -56,10 +56,6 @@ def _cut(bits: int, *, signed: bool) -> Callable[[int], int]:
 
 def _numbers(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[Lanes], pa.Array]:
     return lambda lanes: pa.array(convert(lanes.varints()))
-
-
-def _zigzag(number: int) -> int:
-    return (number >> 1) ^ -(number & 1)
 
 
 def _unsigned(numbers: np.ndarray) -> pa.Array:
@@ -97,11 +93,6 @@ def _low_32(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.uint32)
 
 
-def _unzigzagged(numbers: np.ndarray) -> np.ndarray:
-    one = np.uint64(1)
-    return ((numbers >> one) ^ (~(numbers & one) + one)).view(np.int64)
-
-
 _I32, _I64, _D20 = pa.int32(), pa.int64(), pa.decimal128(20, 0)
 _SCALARS: dict[int, Scalar] = {
     _F.TYPE_INT32: Scalar(
@@ -116,10 +107,10 @@ _SCALARS: dict[int, Scalar] = {
         _I32,
         VARINT,
         0,
-        _numbers(lambda n: _unzigzagged(_low_32(n).astype(np.uint64)).astype(np.int32)),
-        _varint(lambda n: _zigzag(n & 0xFFFFFFFF)),
+        _numbers(lambda n: signed(_low_32(n).astype(np.uint64)).astype(np.int32)),
+        _varint(lambda n: signed_number(n & 0xFFFFFFFF)),
     ),
-    _F.TYPE_SINT64: Scalar(_I64, VARINT, 0, _numbers(_unzigzagged), _varint(_zigzag)),
+    _F.TYPE_SINT64: Scalar(_I64, VARINT, 0, _numbers(signed), _varint(signed_number)),
     _F.TYPE_BOOL: Scalar(pa.bool_(), VARINT, False, _numbers(lambda n: n != 0), _varint(bool)),
     _F.TYPE_FIXED32: Scalar(_I64, FOUR, 0, _fixed("u4", lambda n: pa.array(n.astype(np.int64))), _unpacked("I")),
     _F.TYPE_FIXED64: Scalar(_D20, EIGHT, 0, _fixed("u8", _unsigned), lambda cursor: Decimal(_unpacked("Q")(cursor))),
@@ -183,14 +174,15 @@ class Message:
         return pa.StructArray.from_arrays([columns[each.name] for each in self.type], fields=list(self.type))
 
     def one(self, cursor: Cursor) -> Any:
-        return self.merged([cursor.take(cursor.varint())], cursor)
+        return self.merged([cursor.take(cursor.varint())], cursor.depth)
 
-    def merged(self, parts: Sequence[bytes], within: Cursor) -> Any:
-        """The value of a message that came in parts."""
-        cursor = Cursor(b"".join(parts))
-        cursor.depth = within.depth
-        cursor.deeper()
-        values = self.steps.one(cursor)
+    def merged(self, parts: Sequence[bytes], depth: int = 0) -> Any:
+        """The value of a message that came in parts, each of which is a message; `depth` is that of what holds it."""
+        cursors = [Cursor(part) for part in parts]
+        for cursor in cursors:
+            cursor.depth = depth
+            cursor.deeper()
+        values = self.steps.one(*cursors)
         if self.steps.name == TIMESTAMP:
             micros = values["seconds"] * _SECOND + values["nanos"] // 1_000
             if not (FIRST_MICROSECOND <= micros <= LAST_MICROSECOND and 0 <= values["nanos"] < _NANOS):
@@ -201,7 +193,7 @@ class Message:
     @property
     def absent(self) -> Any:
         """The value of a map's entry without one."""
-        return self.merged([], Cursor(b""))
+        return self.merged([b""])
 
 
 @dataclass
@@ -380,9 +372,27 @@ class MessageSteps:
     def _by_number(self) -> dict[int, FieldStep]:
         return {each.number: each for each in self.fields}
 
-    def one(self, cursor: Cursor) -> dict[str, Any]:
+    def one(self, cursor: Cursor, *further: Cursor) -> dict[str, Any]:
+        """The fields of a message, whose `further` parts follow the first one."""
         values: dict[str, Any] = {each.name: [] for each in self.fields if each.repeated}
         parts: dict[str, list[bytes]] = {}
+        for part in (cursor, *further):
+            self._read(part, values, parts)
+        for each in self.fields:
+            if each.name in parts:
+                assert isinstance(each.value, Message)
+                try:
+                    values[each.name] = each.value.merged(parts[each.name], cursor.depth)
+                except Refused as refused:
+                    raise refused.within(f".{each.name}") from None
+            elif each.name not in values:
+                if each.required:
+                    raise Refused("missing_field", "the field is required, and absent").within(f".{each.name}")
+                values[each.name] = None if each.present else each.absent
+        return values
+
+    def _read(self, cursor: Cursor, values: dict[str, Any], parts: dict[str, list[bytes]]) -> None:
+        """Add the fields of one part to `values`, and the bytes of its messages to `parts`."""
         while cursor.left:
             number, wire = _key(cursor)
             each = self._by_number.get(number)
@@ -397,18 +407,6 @@ class MessageSteps:
                 self._take(each, wire, cursor, values, parts)
             except Refused as refused:
                 raise refused.within(f".{each.name}") from None
-        for each in self.fields:
-            if each.name in parts:
-                assert isinstance(each.value, Message)
-                try:
-                    values[each.name] = each.value.merged(parts[each.name], cursor)
-                except Refused as refused:
-                    raise refused.within(f".{each.name}") from None
-            elif each.name not in values:
-                if each.required:
-                    raise Refused("missing_field", "the field is required, and absent").within(f".{each.name}")
-                values[each.name] = None if each.present else each.absent
-        return values
 
     @staticmethod
     def _take(

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streaming_jobs.declare.format import Refused
+from streaming_jobs.formats.utf8 import utf8_refusal
 
 MAX_DEPTH = 100
 """Records within each other; a deeper record is refused."""
@@ -142,9 +143,7 @@ class Lanes:
 
     def zigzags(self) -> NDArray[Any]:
         """The next number of Avro: a varint whose lowest bit is the sign."""
-        numbers = self.varints()
-        signed: NDArray[Any] = ((numbers >> _ONE) ^ (~(numbers & _ONE) + _ONE)).view(np.int64)
-        return signed
+        return signed(self.varints())
 
     def skip(self, lengths: np.ndarray | int) -> None:
         """Move on; a lane without that many bytes is bad."""
@@ -189,7 +188,7 @@ class Lanes:
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
-            wrong = np.array([not is_utf8(value) for value in texts.cast(pa.binary()).to_pylist()])
+            wrong = np.array([utf8_refusal(value) is not None for value in texts.cast(pa.binary()).to_pylist()])
             self.fail(wrong)
             return self.slices(begin, np.where(wrong, begin, end), pa.string())
         return texts
@@ -219,12 +218,15 @@ def spread(piece: pa.Array, rows: np.ndarray, lanes: int, absent: pa.Array | Non
     return piece.take(pa.array(places, mask=places < 0))
 
 
-def is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def signed(numbers: np.ndarray) -> NDArray[Any]:
+    """Numbers of 64 bits whose lowest bit is the sign, as numbers with a sign."""
+    made: NDArray[Any] = ((numbers >> _ONE) ^ (~(numbers & _ONE) + _ONE)).view(np.int64)
+    return made
+
+
+def signed_number(number: int) -> int:
+    """As `signed`, of one number."""
+    return (number >> 1) ^ -(number & 1)
 
 
 class Cursor:
@@ -255,8 +257,7 @@ class Cursor:
         raise Refused(MALFORMED, f"a number at byte {self.at} is longer than 64 bits")
 
     def zigzag(self) -> int:
-        number = self.varint()
-        return (number >> 1) ^ -(number & 1)
+        return signed_number(self.varint())
 
     def take(self, length: int) -> bytes:
         if not 0 <= length <= self.left:

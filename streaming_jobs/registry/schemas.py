@@ -15,7 +15,8 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
-from streaming_jobs.errors import ConfigurationError, SchemaUnavailable
+from streaming_jobs.errors import ConfigurationError, RecourseError, SchemaUnavailable, setup_error
 from streaming_jobs.registry.client import Registry, RegistryAddress
 from streaming_jobs.storage.files import write_json
 from streaming_jobs.storage.locations import Location, StorePath, at, made_folder
@@ -138,17 +139,32 @@ class StoredSchemas:
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            stored = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+            with self._reached():
+                stored = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
         return stored if isinstance(stored, dict) else None
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        place = made_folder(self.folder) / f"{name}.json"
-        if isinstance(place, StorePath):
-            place.write_bytes(json.dumps(content).encode())
-        else:
-            write_json(place, content)
+        with self._reached():
+            place = made_folder(self.folder) / f"{name}.json"
+            if isinstance(place, StorePath):
+                place.write_bytes(json.dumps(content).encode())
+            else:
+                write_json(place, content)
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Errors of the folder's disk as those of a session: else they would be taken for a fault of the format."""
+        try:
+            yield
+        except (RecourseError, FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise setup_error(error, self.folder) or SchemaUnavailable(
+                f"the stored schemas in {self.folder} cannot be reached: {error.strerror or error}",
+                "check the disk of the folder (registry.schemas_dir); nothing is lost, a later attempt continues",
+            ) from error
 
 
 def name_of(prefix: bytes) -> str:

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declare.format import BlockReader, Format, Refusal
+from streaming_jobs.declare.format import BlockReader, Format, Refusal, with_null_rows
 from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.errors import FunctionRaised, RecourseError
 from streaming_jobs.formats.framing import with_header
@@ -256,8 +256,7 @@ class RecordBlocks:
         size = len(records)
         bad = np.zeros(size, dtype=bool)
         bad[[*refused, *aside]] = True
-        if aside:  # like those of a refused record, the fields are null: no expression of Spark meets them
-            columns = columns.take(pa.array(np.arange(size), mask=bad))
+        columns = with_null_rows(columns, aside)  # no expression of Spark meets their fields
         fields = list(self.schema.field(RECORD).type)
         made = dict(zip(self._fields, columns.columns, strict=True))
         record = [made[f.name] if f.name in made else pa.nulls(size, f.type) for f in fields]

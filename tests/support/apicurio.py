@@ -55,7 +55,7 @@ def apicurio(folder: Path) -> Iterator[str]:
 def _archive(folder: Path) -> Path:
     """The release; a missing Maven fails the test, which would prove nothing if it were skipped."""
     maven = shutil.which("mvn")
-    assert maven, f"{_ARTIFACT} is fetched by Maven: install it (https://maven.apache.org)"
+    assert maven, f"{_ARTIFACT} is fetched by Maven: install mvn"
     copy = ["dependency:copy", f"-Dartifact={_ARTIFACT}", f"-DoutputDirectory={folder}", "-Dmdep.useBaseVersion=true"]
     got = subprocess.run([maven, "-q", "-B", *copy], cwd=folder, check=False, capture_output=True, text=True)
     assert got.returncode == 0, got.stdout[-2000:]

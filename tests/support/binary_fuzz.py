@@ -17,9 +17,7 @@ import random
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -31,25 +29,11 @@ from streaming_jobs.declare.format import RegisteredSchema
 from streaming_jobs.formats.avro import Avro
 from streaming_jobs.formats.framing import WithId
 from streaming_jobs.formats.lane_reader import LaneReader
+from tests.support.json_fuzz import Findings
 
 _SIZES = (1, 2, 7, 50, 300, 1000)
 _TEXTS = ("", "a", "größer 😀", "x" * 200, "customer-17", "\x00")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass
-class Findings:
-    """The result of a run; `problems` is empty if all went well."""
-
-    records: int = 0
-    blocks: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-
-    def text(self, seconds: float) -> str:
-        shares = ", ".join(f"{reason} {count:,}" for reason, count in self.verdicts.most_common())
-        head = f"{self.records:,} records in {self.blocks:,} blocks, {seconds / 60:.1f} minutes: {shares}"
-        return "\n".join([head, *(self.problems or ["no difference, no error"])])
 
 
 def broken(value: bytes, chance: random.Random) -> bytes:
@@ -84,17 +68,22 @@ def compared(
         for row, value in enumerate(values):
             if row in judged.refused:
                 continue
-            by_other = other(value)
+            by_other = _or_error(other, value)
             if by_other is not NotImplemented and (found := difference(exact[row], by_other)):
                 findings.problems.append(f"{found}, by the other library\n{value.hex()}\n{about}")
                 break
     except Exception:  # noqa: BLE001 - whatever it is, it is what this program looks for
         findings.problems.append(f"{traceback.format_exc()}{about}\n{[value.hex() for value in values][:50]}")
         return
-    findings.blocks += 1
-    findings.records += len(values)
-    findings.verdicts.update(refusal.reason for refusal in judged.refused.values())
-    findings.verdicts["good"] += len(values) - len(judged.refused)
+    findings.add(judged, len(values))
+
+
+def _or_error(other: Callable[[bytes], Any], value: bytes) -> Any:
+    """What the other library reads, or in words that it refuses the value."""
+    try:
+        return other(value)
+    except Exception as error:  # noqa: BLE001 - it differs, whatever it is
+        return f"{type(error).__name__}: {error}"
 
 
 def difference(one: Any, other: Any, place: str = "$") -> str:

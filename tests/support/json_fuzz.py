@@ -77,6 +77,13 @@ class Findings:
     verdicts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
+    def add(self, block: Block, records: int) -> None:
+        """Count a block that was compared, and its verdicts."""
+        self.blocks += 1
+        self.records += records
+        self.verdicts.update(refusal.reason for refusal in block.refused.values())
+        self.verdicts["good"] += records - len(block.refused)
+
     def text(self, seconds: float) -> str:
         """The summary."""
         shares = ", ".join(f"{reason} {count:,}" for reason, count in self.verdicts.most_common())
@@ -140,10 +147,7 @@ def _compare(schema: StructType, values: Values, read: Read, findings: Findings)
     except Exception:  # noqa: BLE001 - whatever it is, it is what this program looks for
         findings.problems.append(f"{traceback.format_exc()}values: {values!r}\nschema: {schema.json()}")
         return
-    findings.blocks += 1
-    findings.records += len(values)
-    findings.verdicts.update(refusal.reason for refusal in block.refused.values())
-    findings.verdicts["good"] += len(values) - len(block.refused)
+    findings.add(block, len(values))
     findings.problems += [f"{difference}\nschema: {schema.json()}" for difference in differing[:_SHOWN]]
 
 

@@ -18,7 +18,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from streaming_jobs.formats.lane_reader import LaneReader
 from streaming_jobs.formats.protobuf import Protobuf
 from streaming_jobs.formats.protobuf_schema import TIMESTAMP, WRAPPERS, is_repeated
-from tests.support.binary_fuzz import EPOCH, Entries, Findings, broken, compared, written_back
+from tests.support.binary_fuzz import EPOCH, Entries, broken, compared, written_back
+from tests.support.json_fuzz import Findings
 
 _F = FieldDescriptorProto
 _KINDS = (*(kind for kind in range(1, 19) if kind not in (_F.TYPE_GROUP, _F.TYPE_MESSAGE, _F.TYPE_ENUM)),)

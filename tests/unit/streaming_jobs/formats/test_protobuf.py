@@ -171,6 +171,7 @@ def test_each_kind_of_bad_record_has_its_reason() -> None:
             b"\xff" * 12,
             b"\xa7\x06",
             b"\xa3\x06\x08\x01",
+            b"\x52\x01\x08" * 2,  # two parts of a message, neither of which is one
         ),
         "invalid_utf8": (b"\x1a\x02\xff\xfe",),
         "wrong_type": (b"\x0d\0\0\0\0", b"\x1b\x1c", ORDER(id=1).SerializeToString() + b"\x28\x09"),
@@ -204,6 +205,20 @@ def test_a_record_of_another_message_is_refused(text: str) -> None:
     assert "a message Other, not Order" in block.refused[1].detail
     assert bound.reader().read(values[:1]).columns.column("id").to_pylist() == [5]
     assert bound.writer().write(block.columns.slice(0, 1)).values == [b"\0\0\0\0\7\2\2" + _whole(bound)]
+
+
+def test_a_message_may_be_at_any_place_of_its_file() -> None:
+    file = file_of("id 1 3")
+    for number in range(70):
+        file.message_type.insert(0, FileDescriptorProto().message_type.add(name=f"Before{number}"))
+    declared = Protobuf(files(file), "shop.Order")
+    bound = declared.bound(Known(declared.registered.text), "orders")
+    rows = pa.RecordBatch.from_struct_array(pa.array([{"id": 5}], arrow_struct(declared.schema)))
+    (value,) = bound.writer().write(rows).values
+    assert value == b"\0\0\0\0\7" + b"\2\x8e\1" + b"\x08\5", "the place 71 in two bytes"
+    block = bound.reader().read([value, value[:6] + b"\x8c\1" + value[8:], value[:7], b"\0\0\0\0\7\1", value])
+    assert block.columns.column("id").to_pylist() == [5, None, None, None, 5]
+    assert [block.refused[row].reason for row in (1, 2, 3)] == ["incompatible_schema", "not_framed", "not_framed"]
 
 
 def _whole(bound: Any) -> bytes:

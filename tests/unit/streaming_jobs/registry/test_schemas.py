@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 
 from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
-from streaming_jobs.errors import ConfigurationError, SchemaUnavailable
+from streaming_jobs.errors import ConfigurationError, SchemaUnavailable, SetupError
 from streaming_jobs.registry.client import Registry, RegistryAddress
 from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.settings import RegistrySettings
@@ -75,6 +77,24 @@ def test_a_registry_that_does_not_answer_is_asked_again_later(
     assert not (tmp_path / "_schemas").exists()
     assert registry.requests == ["GET /schemas/ids/1"], "a redirect is not followed: it could carry the log-in away"
     registry.fault = 0
+    assert schemas(registry, tmp_path).of([prefix(1)])
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, SetupError), (errno.EIO, SchemaUnavailable)])
+def test_a_disk_that_fails_is_no_fault_of_the_format(
+    registry: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    registry.register("orders-value", ORDER)
+    with monkeypatch.context() as patch:
+        patch.setattr("streaming_jobs.registry.schemas.write_json", failing)
+        with pytest.raises(kind, match=os.strerror(number)):
+            schemas(registry, tmp_path).of([prefix(1)])
+        patch.setattr(Path, "read_text", failing)
+        with pytest.raises(kind, match=os.strerror(number)):
+            schemas(registry, tmp_path).of([prefix(1)])
     assert schemas(registry, tmp_path).of([prefix(1)])
 
 
