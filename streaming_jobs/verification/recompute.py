@@ -78,7 +78,7 @@ def recompute(
         return each("not compared", "the stream reads a table, and only records of topics are computed again")
     names = {name for entry in verdict.coverage.entries for name in entry.rows}
     if stream.errors.function == "drop" and any(name.startswith(DROPPED) for name in names):
-        return each("not compared", "records were dropped, and the function raises on them, or on some of them")
+        return each("not compared", "records were dropped, and the function may raise on some of them")
     if verdict.version < 0 or not verdict.coverage.spans:
         return each("not compared", "the stream has not read anything yet")
     written = _Written.of(settings, stream, verdict.coverage)

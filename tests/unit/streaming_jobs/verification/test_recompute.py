@@ -173,7 +173,7 @@ def test_records_on_which_the_function_raised_are_not_computed_again(home: Home)
 def test_where_records_were_dropped_on_which_the_function_raises_nothing_is_computed_again(home: Home) -> None:
     dropping = replace(PLAIN, errors=ErrorPolicy(function="drop"))
     comparison = home.compare([TODAY] * 4, rows(ALL[1:]), stream=dropping, dropped=1)
-    assert comparison.verdict == "not compared" and "the function raises on them" in comparison.text
+    assert comparison.verdict == "not compared" and "the function may raise on some of them" in comparison.text
     assert home.compare([TODAY] * 4, rows(ALL), stream=dropping).verdict == "ok"
 
 
