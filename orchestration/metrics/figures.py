@@ -314,7 +314,9 @@ FIGURES: tuple[Figure, ...] = (
     _total("dead_letters", "Records and rows that became dead letters, in all sessions.", lambda t: t.dead_letters),
     _total("late_records", "Records behind the watermark, of batches whose state dropped some.", lambda t: t.late_rows),
     _total("quarantined_rows", "Rows that row rules have set aside, in all sessions.", lambda t: t.quarantined),
-    _total("dropped_rows", "Rows that row rules have dropped, in all sessions.", lambda t: t.dropped),
+    _total(
+        "dropped_rows", "Rows that row rules or the error policy have dropped, in all sessions.", lambda t: t.dropped
+    ),
     _total("broken_rule_rows", "Rows that broke a row rule, by table and rule.", _by_rule, "table", "rule"),
     # Tables.
     _of_status(

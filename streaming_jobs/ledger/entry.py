@@ -99,11 +99,11 @@ NO_CODE = CodeVersion("", "")
 READ = "read"
 """The name under which an entry counts the rows that it read from tables, records from topics included."""
 DROPPED, QUARANTINED = "dropped:", "quarantined:"
-"""Prefixes of a table's name, under which an entry counts the rows that row rules have removed from the table."""
+"""Prefixes of a table's name, under which an entry counts the rows that row rules, or the error policy, removed."""
 
 
 def taken_out(rows: Mapping[str, int], how: str) -> int:
-    """The rows of all tables that rules have dropped, or set aside, by the `rows` of an entry."""
+    """The rows of all tables that were dropped, or quarantined, by the `rows` of an entry."""
     return sum(number for name, number in rows.items() if name.startswith(how))
 
 
@@ -112,10 +112,10 @@ class LedgerEntry:
     """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
 
     `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
-    `quarantined:<table>` and `dropped:<table>` were taken out by row rules; `read` counts the rows that were read, if
-    offsets are the versions of a table. `rules`: table -> rule -> rows that broke it. `new`, of a publish: the files
-    that have only rows of records that no batch had read before; None if that is not known. `written`: where the batch
-    lies in the topics that it wrote.
+    `quarantined:<table>` and `dropped:<table>` were taken out by row rules, or dropped by the error policy; `read`
+    counts the rows that were read, if offsets are the versions of a table. `rules`: table -> rule -> rows that broke
+    it. `new`, of a publish: the files that have only rows of records that no batch had read before; None if that is not
+    known. `written`: where the batch lies in the topics that it wrote.
     """
 
     kind: Kind
@@ -154,7 +154,7 @@ class LedgerEntry:
 
     @property
     def dropped(self) -> int:
-        """Rows of all tables that row rules have dropped."""
+        """Rows of all tables that row rules or the error policy have dropped."""
         return taken_out(self.rows, DROPPED)
 
     @property

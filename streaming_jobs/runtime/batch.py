@@ -41,7 +41,6 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.base import Source
 from streaming_jobs.sources.planner import FIRST
-from streaming_jobs.sources.read_times import NO_TIMES
 from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
@@ -229,11 +228,15 @@ class BatchPipeline:
         """End the query if the batch has to end at other offsets; a batch that a table has already is left as it is."""
         txn = Txn(self.generation, batch)
         replan = self.hooks.replan
-        if replan is None or any((at := sink.position) is not None and at >= txn for sink in self.sinks):
+        if replan is None or self._is_in_a_table(txn):
             return
         if replan(self.files.checkpoint, batch):
             self.replanned = True
             raise StopAtBorder
+
+    def _is_in_a_table(self, txn: Txn) -> bool:
+        """True if at least one of the stream's tables or topics has the batch."""
+        return any((at := sink.position) is not None and at >= txn for sink in self.sinks)
 
     def _run(self, frame: DataFrame, batch: int) -> None:
         began = time.monotonic()
@@ -282,7 +285,8 @@ class BatchPipeline:
             late, newest_record = self._late(frame.sparkSession, entry)
             entry = replace(entry, rows={**entry.rows, **late, **({READ: records} if self.stream.tables_read else {})})
             version = primary.commit(entry)
-            times = NO_TIMES if self.query is None else self.query.read_times()
+            assert self.query is not None
+            times = self.query.read_times()
             phase_s = phases(times, computed - began, prepared_s, time.monotonic() - computed, self._write_s)
             wrote = records or any(pending.rows for pending in staged.values())
             self._quiet = self.ends_when_quiet and not wrote and not self._advances(batch)
@@ -320,12 +324,10 @@ class BatchPipeline:
         A batch that a table has already is not searched: its records there are those of the run that wrote them. With
         state, the query begins again without the records, and so does its state.
         """
-        raised = classify(error)
-        has_batch = any((at := sink.position) is not None and at >= entry.txn for sink in self.sinks)
-        keeps = self.isolation is None or self.stream.errors.function == "fail"
-        if keeps or not isinstance(raised, FunctionRaised) or has_batch:
+        if self.isolation is None or self.stream.errors.function == "fail" or self._is_in_a_table(entry.txn):
             raise error
-        assert self.isolation is not None
+        if not isinstance(raised := classify(error), FunctionRaised):
+            raise error
         check, in_driver = self.hooks.check_lease, path == "driver"
         isolated = self.isolation.isolate(spark, entry, raised, held, check, in_driver=in_driver)
         self.hooks.at("set_aside", self.stream.name, entry.batch)

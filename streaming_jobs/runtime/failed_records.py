@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streaming_jobs.declare.columns import REASON_COLUMN
 from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.errors import ErrorBudgetExceeded, RecordRefused
 from streaming_jobs.ledger.entry import DROPPED, LedgerEntry
@@ -67,9 +68,8 @@ class FailedRecords:
         """The numbers for the ledger entry of what is dropped: a record is missing from each output."""
         records = sum(self.decode.values()) if self.policy.decode == "drop" else 0
         records += sum(self.raised.values()) if self.drops_raised else 0
-        outputs = sinks.topics if sinks.topics_only else (sinks.primary, *sinks.secondary, *sinks.topics)
         rows = {name: table.num_rows for name, table in self.rejected.items()} if self.policy.write == "drop" else {}
-        numbers = {sink.name: records + rows.get(sink.name, 0) for sink in outputs}
+        numbers = {sink.name: records + rows.get(sink.name, 0) for sink in sinks.outputs}
         return {f"{DROPPED}{name}": number for name, number in numbers.items() if number}
 
     def check(
@@ -91,7 +91,7 @@ class FailedRecords:
         if self.rejected and self.policy.write == "fail":
             name, rows = next(iter(self.rejected.items()))
             raise RecordRefused(
-                f"{name} cannot hold {counted(rows.num_rows, 'row')} of batch {entry.batch}",
+                f"{name} cannot hold {counted(rows.num_rows, 'row')} of batch {entry.batch}, the first {_first(rows)}",
                 'correct the function, or let such rows become dead letters: errors=ErrorPolicy(write="dead_letter")',
             )
         if isolation is None:
@@ -99,6 +99,8 @@ class FailedRecords:
         number = sum(self.raised.values())
         if isolation.counts_all:
             number += sum(self.decode.values()) + sum(rows.num_rows for rows in self.rejected.values())
+        if not number:
+            return
         records = entry.records
         if number > (allowed := isolation.allowed(entry.txn, records)):
             raise ErrorBudgetExceeded(
@@ -107,3 +109,12 @@ class FailedRecords:
                 "find the cause; if it is right that so many fail, raise the budget in the stream's `errors`",
             )
         isolation.spend(entry.txn, number)
+
+
+def _first(rejected: pa.Table) -> str:
+    """The reason of the first rejected row, and its record's place if the plan keeps it, in words."""
+    names = [name for name in (REASON_COLUMN, "__partition", "__offset") if name in rejected.column_names]
+    row = rejected.select(names).slice(0, 1).to_pylist()[0]
+    partition, offset = row.get("__partition"), row.get("__offset")
+    record = "" if offset is None else f", made of the record in partition {partition} at offset {offset}"
+    return f"with the reason {row.get(REASON_COLUMN) or 'null_key'}{record}"

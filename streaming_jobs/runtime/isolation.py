@@ -269,7 +269,7 @@ class Isolation:
 
     def spend(self, txn: Txn, number: int) -> None:
         """Note the failures of a batch, durably, if the budget is one per time."""
-        if number and self.policy.bound.share is None and not self.in_replay:
+        if self.policy.bound.share is None and not self.in_replay:
             self._save(self.aside.spending(Spent(self.clock(), txn.generation, txn.batch, number), self._since))
 
     @property

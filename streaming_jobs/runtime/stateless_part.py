@@ -55,7 +55,8 @@ def _ahead_of_state(frame: DataFrame) -> Iterator[DataFrame]:
     spark = frame.sparkSession
     jvm: Any = spark._jvm
     of_rows, column = jvm.org.apache.spark.sql.classic.Dataset.ofRows, jvm.org.apache.spark.sql.classic.ExpressionUtils
-    for plan, inputs in _cut(frame._jdf.queryExecution().analyzed()):
+    parts, _ = _cut(frame._jdf.queryExecution().analyzed())
+    for plan, inputs in parts:
         made = of_rows(spark._jsparkSession, plan)
         if inputs:
             gateway: Any = spark.sparkContext._gateway
@@ -66,33 +67,23 @@ def _ahead_of_state(frame: DataFrame) -> Iterator[DataFrame]:
         yield DataFrame(made, spark)
 
 
-def _cut(plan: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """The largest parts without state that read a topic, with the expressions that an aggregation above computes."""
+def _cut(plan: Any) -> tuple[list[tuple[Any, list[Any]]], bool]:
+    """The largest parts without state that read a topic, and True if the plan keeps state of a topic's records.
+
+    Each part has the expressions that an aggregation above it computes of its rows.
+    """
     if not _reads_topic(plan):
-        return
-    children = _each(plan.children())
-    if not any(map(_has_state, children)) and _is_stateful(plan):
-        inputs = _inputs(plan) if plan.nodeName() == "Aggregate" else []
-        yield from ((child, inputs) for child in children if _reads_topic(child))
-        return
-    if not _has_state(plan):
-        yield plan, []
-        return
-    for child in children:
-        yield from _cut(child)
-
-
-def _has_state(plan: Any) -> bool:
-    """True if an operator of the plan keeps state of a topic's records."""
-    return _is_stateful(plan) or any(_has_state(child) for child in _each(plan.children()))
-
-
-def _is_stateful(plan: Any) -> bool:
-    """True if the operator keeps state of a topic's records, or may keep it."""
+        return [], False
     children, name = _each(plan.children()), str(plan.nodeName())
-    if not children or not _reads_topic(plan):
-        return False
-    return keeps_state(name) or not is_known(name) or (name == "Join" and all(map(_reads_topic, children)))
+    below = [_cut(child) for child in children]
+    parts = [part for found, _ in below for part in found]
+    if any(stateful for _, stateful in below):
+        return parts, True
+    joins_streams = name == "Join" and len(parts) == len(children)
+    if children and (keeps_state(name) or not is_known(name) or joins_streams):
+        inputs = _inputs(plan) if name == "Aggregate" else []
+        return [(part, inputs) for part, _ in parts], True
+    return [(plan, [])], False
 
 
 def _reads_topic(plan: Any) -> bool:

@@ -210,7 +210,7 @@ class Status:
     quarantined: int = 0
     """Rows that row rules have set aside."""
     dropped: int = 0
-    """Rows that row rules have dropped."""
+    """Rows that row rules or the error policy have dropped."""
     broken: dict[str, int] = field(default_factory=dict)
     """Rows by table and broken rule, such as `orders.price_between`."""
     late_rows: int = 0

@@ -45,7 +45,7 @@ from streaming_jobs.verification.examination import VersionGone, still, version_
 from streaming_jobs.verification.lineage import Coverage, path
 from streaming_jobs.verification.offset_ranges import Span, merged, packed, within
 from streaming_jobs.verification.state_evidence import ACCEPTED, PlanOutput, StateEvidence
-from streaming_jobs.verification.subject import Comparison, ComparisonOutcome
+from streaming_jobs.verification.subject import DROPPED, Comparison, ComparisonOutcome
 from streaming_jobs.verification.topic import CommittedReader
 from streaming_jobs.verification.truths import compare_rows, differing, too_late
 from streaming_jobs.verification.verifier import StreamVerdict
@@ -76,6 +76,9 @@ def recompute(
 
     if stream.tables_read:
         return each("not compared", "the stream reads a table, and only records of topics are computed again")
+    names = {name for entry in verdict.coverage.entries for name in entry.rows}
+    if stream.errors.function == "drop" and any(name.startswith(DROPPED) for name in names):
+        return each("not compared", "records were dropped, and the function may raise on some of them")
     if verdict.version < 0 or not verdict.coverage.spans:
         return each("not compared", "the stream has not read anything yet")
     written = _Written.of(settings, stream, verdict.coverage)

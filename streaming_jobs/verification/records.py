@@ -188,7 +188,7 @@ class _ComparedRecords:
         if len(due):
             notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
         if taken.quarantined or len(dropped):
-            notes.append(f"row rules took out {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
+            notes.append(f"without a row are {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
         if total(self.at_most) > total(self.exactly) or table.keys:
             why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
             notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
@@ -208,7 +208,7 @@ class _ComparedRecords:
         refused = letters.fitting(columns)
         due = most - refused - taken.rows
         less = f" ({refused:,} of which the table cannot hold)" if refused else ""
-        less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped by row rules)" if taken.rows else ""
+        less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped)" if taken.rows else ""
         should = f"{counted(most, 'record', 'makes', 'make')} one row each{less}, and"
         if due == rows:
             exam.tell(table.name, "records", "ok", f"{should} as many rows are there")
@@ -379,7 +379,7 @@ class RemovedByRules:
 
 
 def dropped_of(exam: Examination, table: StreamTable, missing: Packed) -> Packed:
-    """Those of the missing records that rules have dropped: in no batch more than its entry says were dropped.
+    """Those of the missing records that were dropped: in no batch more than its entry says.
 
     Which records they were, nothing says.
     """

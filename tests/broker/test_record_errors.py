@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from reprocessing.plan.sliceable import sliceable
+from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -18,7 +20,7 @@ from tests.conftest import SettingsFactory
 from tests.support import raising_flows
 from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, variables
 from tests.support.raising_flows import BAD
-from tests.support.things import KEYS, expected_totals, thing
+from tests.support.things import BEGIN, KEYS, expected_totals, thing
 
 TOPIC = "things"
 COUNT = 3_000
@@ -110,6 +112,14 @@ def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_st
     assert stopped.status.error is not None and stopped.status.error["code"] == "REC-027"
     assert "the error budget leaves 100" in stopped.status.error["found"] and stopped.status.restarts == 0
     assert rows(made.settings, "wrong") == rows(made.settings, "wrong_dead_letters") == []
+
+
+@pytest.mark.timeout(400)
+def test_what_is_computed_again_leaves_out_the_records_that_became_dead_letters(made: Bench) -> None:
+    assert made.run(raising_flows.sliced).status.error is None
+    tools = Tools(made.settings, made.topics, made.bootstrap, lambda: made.spark, waits=Waits(commit=60.0))
+    report = rebuild(tools, sliceable(raising_flows.sliced), f"{BEGIN:%Y-%m-%d}", None)
+    assert (report.outcome, report.difference.new_rows) == ("unchanged", len(GOOD))
 
 
 FLOW = """

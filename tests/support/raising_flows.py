@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from streaming_jobs import ErrorPolicy, Holds
+from streaming_jobs.declare.slices import Slices
 from streaming_jobs.stream import DeltaTable, stream
 from tests.support.things import THINGS
 
@@ -38,6 +39,12 @@ def _divided(number: str = "n") -> object:
 def by_python(things: DataFrame) -> DataFrame:
     """A Python function raises."""
     return things.select(*_place(picky("n").alias("n")))  # type: ignore[arg-type]
+
+
+@stream(source=THINGS, sink=DeltaTable("sliced", slices=Slices("t")), errors=ASIDE)
+def sliced(things: DataFrame) -> DataFrame:
+    """A Python function raises, and days of the table can be rebuilt."""
+    return things.select("t", picky("n").alias("n"))
 
 
 @stream(source=THINGS, sink={"halves": DeltaTable("halves"), "wholes": DeltaTable("wholes")}, errors=ASIDE)

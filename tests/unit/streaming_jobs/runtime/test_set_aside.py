@@ -265,7 +265,8 @@ def test_what_is_dropped_is_counted_and_written_nowhere(disk: Disk, start: Start
 
 
 def test_records_and_rows_that_fail_in_other_layers_are_dropped_or_stop_the_stream(disk: Disk, start: Start) -> None:
-    rejected = pa.table({"k": pa.nulls(3, pa.string()), "n": [7, 8, 9]})
+    places = {"__partition": [0, 0, 0], "__offset": [7, 8, 9]}
+    rejected = pa.table({"k": pa.nulls(3, pa.string()), "n": [7, 8, 9], **places})
     dropping = with_policy(start(), ErrorPolicy(decode="drop", write="drop"), set())
     dropping.bad, dropping.rejected = 2, rejected
     run(dropping)
@@ -274,7 +275,8 @@ def test_records_and_rows_that_fail_in_other_layers_are_dropped_or_stop_the_stre
     assert (rows[f"dropped:{PRIMARY}"], rows[f"dropped:{SECONDARY}"]) == (5, 2)
     failing = with_policy(start(), ErrorPolicy(write="fail"), set())
     failing.rejected = rejected
-    with pytest.raises(RecordRefused, match=rf"{PRIMARY} cannot hold 3 rows of batch 1"):
+    first = "the first with the reason null_key, made of the record in partition 0 at offset 7"
+    with pytest.raises(RecordRefused, match=rf"{PRIMARY} cannot hold 3 rows of batch 1, {first}"):
         failing.run(1)
     bounded = with_policy(start(), ErrorPolicy(budget="20%"), set())
     bounded.bad, bounded.rejected = 2, rejected

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.formats import Json
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
+from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification import recompute as module
@@ -79,13 +83,25 @@ class Home:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.settings, self.plan, self.place = Settings(home=folder), "Project", ["part", "off"]
         self.staged: Any = lambda table: ArrowAppend(None, table)  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "_read", lambda source, spark, spans, reader: spans)
+        monkeypatch.setattr(module, "_read", self.read)
         monkeypatch.setattr(module, "analysed", lambda frame: self.plan)
         monkeypatch.setattr(module, "open_sink", lambda *_: SimpleNamespace(declared=None, schema=None))
         monkeypatch.setattr(module, "fitted", lambda declared, schema, spans, topics, rules: spans)
-        monkeypatch.setattr(module, "prepare_write", lambda sink, spans, **_: self.staged(rows(spans)))
+        monkeypatch.setattr(module, "prepare_write", lambda sink, spans, **_: self.staged(self.good(rows(spans))))
 
-    def compare(self, codes: list[str], table: pa.Table, *, stream: Stream = PLAIN, late: int = 0) -> Comparison:
+    def read(self, source: KafkaSource, spark: None, spans: list[Span], reader: Reader) -> list[Span]:
+        self.aside = source.aside
+        return spans
+
+    def good(self, made: pa.Table) -> pa.Table:
+        """The rows without those of records that are set aside."""
+        return pa.Table.from_pylist(
+            [r for r in made.to_pylist() if (r["part"], r["off"]) not in self.aside], made.schema
+        )
+
+    def compare(
+        self, codes: list[str], table: pa.Table, *, stream: Stream = PLAIN, late: int = 0, dropped: int = 0
+    ) -> Comparison:
         """The comparison of the only table."""
         codes = [code_version(stream, self.settings.flows).hash if code == TODAY else code for code in codes]
         state = self.settings.state / "numbers"
@@ -101,6 +117,7 @@ class Home:
         for number, code in enumerate(codes):
             ends = Range("numbers", "id", {0: number * PER_BATCH}, {0: (number + 1) * PER_BATCH})
             counts = {"late": late} if late and not number else {}
+            counts |= {"dropped:numbers": dropped} if dropped else {}
             entries.append(Entry("batch", "numbers", "numbers", 1, number, (ends,), counts, code))
         covered = Coverage(proved=[batch(number) for number in range(len(codes))], entries=entries)
         verdict = StreamVerdict(
@@ -139,6 +156,25 @@ def test_rows_of_other_code_are_left_out_where_rows_name_their_record(home: Home
     assert comparison.text.endswith("not compared: batches 0 to 1 of other code")
     lost = home.compare(CHANGED, table.slice(0, 39))
     assert lost.verdict == "wrong" and "1 rows missing, first part=0 off=39" in lost.text
+
+
+def test_records_on_which_the_function_raised_are_not_computed_again(home: Home) -> None:
+    letters = [
+        {"topic": "numbers", "partition": 0, "offset": 7, "reason": "function_raised"},
+        {"topic": "numbers", "partition": 0, "offset": 8, "reason": "null_key"},
+        {"topic": "others", "partition": 0, "offset": 9, "reason": "function_raised"},
+    ]
+    write_deltalake(home.settings.tables / PLAIN.dead_letters, pa.Table.from_pylist(letters))
+    there = rows(ALL).filter(pc.not_equal(rows(ALL)["off"], 7))
+    assert home.compare([TODAY] * 4, there).verdict == "ok"
+    assert home.compare([TODAY] * 4, rows(ALL)).verdict == "wrong"
+
+
+def test_where_records_were_dropped_on_which_the_function_raises_nothing_is_computed_again(home: Home) -> None:
+    dropping = replace(PLAIN, errors=ErrorPolicy(function="drop"))
+    comparison = home.compare([TODAY] * 4, rows(ALL[1:]), stream=dropping, dropped=1)
+    assert comparison.verdict == "not compared" and "the function may raise on some of them" in comparison.text
+    assert home.compare([TODAY] * 4, rows(ALL), stream=dropping).verdict == "ok"
 
 
 @pytest.mark.parametrize("how", ["state", "upsert", "no place"])

@@ -12,14 +12,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.verification.offset_ranges import place_of
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
-from streaming_jobs.verification.verification import subject_of
+from streaming_jobs.verification.verification import refusals_of, subject_of
 from streaming_jobs.verification.verifier import StreamVerdict, verify
 from tests.support import proofs
 from tests.support.delta_table import shorten_log
@@ -257,6 +260,18 @@ def test_a_key_that_is_null_or_twice_is_told(placed: Path) -> None:
         "1 row has a null in key column flight" in comparison.text
         and "1 key is in more than one row" in comparison.text
     )
+
+
+@pytest.mark.parametrize(("action", "outcome"), [("dead_letter", "wrong"), ("drop", "not compared")])
+def test_a_refused_record_without_a_dead_letter_is_missing_unless_the_stream_drops_it(
+    life: Life, action: Any, outcome: str
+) -> None:
+    declared = replace(STREAM, errors=ErrorPolicy(decode=action))
+    refusals = refusals_of(declared, StoredSchemas.of_settings(life.settings))
+    refusals.found[TOPIC] = {place_of(0, 7): "not_json"}
+    verdict = judged(life, refusals={STREAM.name: refusals})
+    assert outcomes(verdict)["things_dead_letters: dead letters"] == outcome
+    assert bool(verdict.lost) == (action == "dead_letter")
 
 
 def test_the_rows_of_an_accepted_change_are_not_counted(life: Life) -> None:

@@ -61,7 +61,7 @@ def test_each_batch_adds_up_and_the_sum_is_told(placed: Path) -> None:
     assert told(verdict, "row counts", ASIDE)[0] == "ok"
     outcome, text = told(verdict, "records")
     assert outcome == "ok" and "57 records are each in exactly one row" in text
-    assert "row rules took out 2 (in the quarantine) and 1 (dropped)" in text
+    assert "without a row are 2 (in the quarantine) and 1 (dropped)" in text
 
 
 def test_a_record_that_nothing_explains_is_lost(placed: Path) -> None:
