@@ -33,6 +33,16 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     del sys.modules["recipes"]
 
 
+@pytest.fixture(autouse=True)
+def names_are_free_again(bench: BenchFactory) -> Iterator[None]:
+    """The page's topics have ordinary names, which other tests of the shared broker use too."""
+    topics = bench().topics
+    before = topics.names()
+    yield
+    for name in topics.names() - before:
+        topics.delete(name)
+
+
 def at(minute: int) -> datetime:
     return datetime(2026, 3, 2, 12 + minute // 60, minute % 60, tzinfo=UTC)
 
