@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,25 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from orchestration.sessions import child_run
 from orchestration.sessions.ownership import PARENT_VARIABLE
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
 from tests.support.dagster_homes import stored_instance
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_instance_of_another_module() -> Iterator[None]:
+    """Definitions are loaded with the storage of the instance that was entered last.
+
+    If a context of Dagster entered an instance and never left it, the garbage collector does when it finds the context.
+    Then the storage is again the one before, whose instance may be gone, and no definitions can be loaded.
+    """
+    gc.collect()
+    with set_defs_state_storage(None):
+        yield
 
 
 @pytest.fixture

@@ -506,6 +506,7 @@ def test_what_a_receiver_takes_after_the_tick_is_not_sent_again(monkeypatch: pyt
         assert words == ["e-mail: an earlier message is still being sent, 2 wait"]
         wait_for(lambda: not courier.is_sending("e-mail"), "the end of the mail")
         mails.seconds = 0.0
+        monkeypatch.setattr(alerts, "LONGEST_SEND", 30.0)
         left, words = tick(left, RED.at + 900)
         assert words == ["e-mail: 1 sent"] and not left["e-mail"].waiting
     assert len(mails.messages) == 2
