@@ -17,7 +17,7 @@ from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table_source import DeltaSource
-from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds
+from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, RecordTimestamp
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import PermanentError, RecourseError, TransientError, UsageError
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
@@ -67,6 +67,7 @@ __all__ = [
     "Protobuf",
     "Raw",
     "Record",
+    "RecordTimestamp",
     "RecourseError",
     "Settings",
     "Slices",

@@ -157,7 +157,24 @@ class ComputedTime:
         return f"the event time's function {self.function.__name__} ({code.co_filename}:{code.co_firstlineno})"
 
 
-EventTime = EpochSeconds | EpochMillis | EpochMicros | ComputedTime
+@dataclass(frozen=True)
+class RecordTimestamp:
+    """The record's own timestamp: when it was produced or, with LogAppendTime, appended; null where Kafka has none.
+
+    Records that another cluster or a replay wrote again have other timestamps, unless the writer keeps them.
+    """
+
+    column: str = "event_time"
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, source: str, schema: StructType) -> None:
+        """Every record has a timestamp, whatever its fields."""
+
+    def __str__(self) -> str:
+        return "the record's timestamp"
+
+
+EventTime = EpochSeconds | EpochMillis | EpochMicros | ComputedTime | RecordTimestamp
 """How a source's event time is made."""
 
 
@@ -174,7 +191,8 @@ class TimedFormat(DeclaredFormat):
         from pyspark.sql.types import StructField, StructType, TimestampType  # here: declared without Spark
 
         inner = self.format.schema
-        optional = isinstance(self.time, ComputedTime) or any(inner[name].nullable for name in self.time.fields)
+        made = isinstance(self.time, ComputedTime | RecordTimestamp)
+        optional = made or any(inner[name].nullable for name in self.time.fields)
         return StructType([*inner.fields, StructField(self.time.column, TimestampType(), optional)])
 
     @property
@@ -191,7 +209,10 @@ class TimedFormat(DeclaredFormat):
 
 @dataclass(frozen=True)
 class TimedReader:
-    """Adds the time to what `reader` makes of `names`, and keeps the columns in `built`."""
+    """Adds the time to what `reader` makes of `names`, and keeps the columns in `built`.
+
+    Values have no timestamp: the column of a RecordTimestamp is null, until whoever has the records fills it.
+    """
 
     reader: BlockReader
     names: Sequence[str]
@@ -206,7 +227,10 @@ class TimedReader:
 
         block = self.reader.read(values)
         columns: dict[str, pa.Array] = dict(zip(self.names, block.columns.columns, strict=True))
-        micros = self.time.of([columns[name] for name in self.time.fields])
+        if isinstance(self.time, RecordTimestamp):
+            micros = pa.nulls(len(values), pa.int64())
+        else:
+            micros = self.time.of([columns[name] for name in self.time.fields])
         outside = np.asarray(pc.fill_null(pc.or_(pc.less(micros, _EARLIEST), pc.greater(micros, _LATEST)), False))
         refused = dict(block.refused)
         for row in (int(row) for row in np.flatnonzero(outside) if int(row) not in refused):
@@ -233,7 +257,8 @@ MAX_AHEAD = "1 day"
 
 _MADE = (
     "write event_time=EpochMillis('{0}') (or EpochSeconds, EpochMicros) if it counts from 1970, else "
-    "event_time=ComputedTime(function of fields); TimestampType is for texts such as 2026-11-21T08:00:00Z"
+    "event_time=ComputedTime(function of fields), or RecordTimestamp() for Kafka's own; TimestampType is for texts "
+    "such as 2026-11-21T08:00:00Z"
 )
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 

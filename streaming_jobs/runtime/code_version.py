@@ -211,6 +211,7 @@ _FORMER_MODULES = {
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
     "Protobuf": "formats.protobuf",
+    "RecordTimestamp": "event_times",
     "Slices": "slices",
 }
 """The module of each declared type, as the second scheme names it."""

@@ -31,8 +31,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from streaming_jobs.declare.format import BlockReader, Format, Refusal, with_null_rows
+from streaming_jobs.declare.format import Block, BlockReader, Format, Refusal, with_null_rows
 from streaming_jobs.declare.schemas import nullable
+from streaming_jobs.declare.topic import RecordTimestamp
 from streaming_jobs.errors import FunctionRaised, RecourseError
 from streaming_jobs.formats.framing import with_header
 from streaming_jobs.sources.base import Aside
@@ -304,14 +305,23 @@ class RecordBlocks:
                 f"{block.columns.num_columns} columns for {len(self._fields)} fields",
                 "return a column for each field that `reader` was asked for, in the schema's order",
             )
-        refused = dict(block.refused)
+        columns, refused = self._stamped(block, records), dict(block.refused)
         for row in [row for row, value in enumerate(values) if value is None]:
             refused[row] = _TOMBSTONE
             if self.declared.tombstones == "keep":
                 del refused[row]
         if self.declared.time_column is not None and self._ahead is not None:
-            refused.update(self._too_far_ahead(block.columns.column(self.declared.time_column), records, refused))
-        return block.columns, refused
+            refused.update(self._too_far_ahead(columns.column(self.declared.time_column), records, refused))
+        return columns, refused
+
+    def _stamped(self, block: Block, records: SourceRecords) -> pa.RecordBatch:
+        """The decoded values, with the records' timestamps where they are the event time."""
+        time, columns = self.declared.event_time, block.columns
+        if not isinstance(time, RecordTimestamp) or time.column not in self._fields:
+            return columns
+        stamps = pa.array(records.times * 1000, mask=records.times < 0).view(TIME)
+        columns = columns.set_column(self._fields.index(time.column), columns.schema.field(time.column), stamps)
+        return with_null_rows(columns, [row for row in block.refused if records.values[row] is not None])
 
     def _framed(self, records: SourceRecords) -> Sequence[bytes | None]:
         """The values, after the schema's id where records have it in a header."""

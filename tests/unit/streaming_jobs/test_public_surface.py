@@ -36,6 +36,7 @@ PUBLIC = [
     "Protobuf",
     "Raw",
     "Record",
+    "RecordTimestamp",
     "RecourseError",
     "Settings",
     "Slices",

@@ -16,7 +16,14 @@ from confluent_kafka import Message
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.declare.format import Refusal
-from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, EventTime
+from streaming_jobs.declare.topic import (
+    ComputedTime,
+    EpochMicros,
+    EpochMillis,
+    EpochSeconds,
+    EventTime,
+    RecordTimestamp,
+)
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
 from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, note_used
@@ -233,6 +240,21 @@ def test_an_event_time_may_be_computed_from_fields_and_named() -> None:
     assert [row["_bad"] for row in made] == [False, True, True, False]
     assert made[0]["_record"]["at"] == datetime(2023, 11, 15, 12, tzinfo=UTC) and made[3]["_record"]["at"] is None
     assert [r["reason"] for r in rows(*messages, what="refused", topic=topic)] == ["event_time_ahead", "wrong_type"]
+
+
+def test_the_event_time_may_be_the_timestamp_of_the_record() -> None:
+    unstamped = record(0, 1, b'{"n":2}', timestamp=(0, -1))
+    messages = [of(n=1), unstamped, record(0, 2, b"no JSON", timestamp=(1, MS)), record(0, 3, None, timestamp=(1, MS))]
+    topic = counted(RecordTimestamp(), max_ahead="1 day", tombstones="keep")
+    at = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    made = rows(*messages, topic=topic)
+    assert [(row["_record"]["event_time"], row["_bad"]) for row in made] == [
+        (at, False),
+        (None, False),
+        (None, True),
+        (at, False),
+    ]
+    assert [row["reason"] for row in rows(*messages, what="refused", topic=topic)] == ["malformed_json"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""Each stream of docs/operators.md, run with an error in its function: previewed, recovered and put back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from tests.support import ROOT
+from tests.support.driver import command, produce
+from tests.support.operator_events import START, TRUTHS, Event, Rows, events, seen
+from tests.support.pages import code_of
+
+SOME = "id % 7 <> 0"
+KEYED, SOME_KEYED = '"k IS NOT NULL"', f'"k IS NOT NULL AND {SOME}"'
+ERRORS = {
+    "large_events": ('F.col("v") * 2', 'F.col("v") * 3'),
+    "single_events": ('F.col("v") / 10', 'F.col("v") / 11'),
+    "events_by_size": ("v >= 50", "v >= 40"),
+    "both_kinds": ('F.lit("event")', 'F.lit("evnt")'),
+    "newest": ('select("k", "id"', 'selectExpr("k", "id + 1 AS id"'),
+    **dict.fromkeys(
+        ("totals", "totals_twice", "minutes", "hops"), ("events.groupBy", f'events.where("{SOME}").groupBy')
+    ),
+    **dict.fromkeys(("sessions", "numbered", "just_before", "priced"), (KEYED, SOME_KEYED)),
+    "once": ("events.drop", f'events.where("{SOME}").drop'),
+    **dict.fromkeys(("pairs", "unpaired"), ("near(events,", f'near(events.where("{SOME}"),')),
+}
+"""What stands in the function, and the error in its place."""
+CI = ("hops", "unpaired")
+
+
+class Project:
+    """The page's streams as a project."""
+
+    def __init__(self, folder: Path, stream: str, bootstrap: str) -> None:
+        self.folder, self.stream, self.bootstrap = folder, stream, bootstrap
+        (folder / "code").mkdir()
+        self.settings = Settings.load({"home": folder})
+
+    def deploy(self, *, wrong: bool = False) -> None:
+        code = code_of("operators.md")
+        if wrong:
+            before, function, after = code.partition(f"def {self.stream}(")
+            right, error = ERRORS[self.stream]
+            assert right in after.partition("\n@stream")[0], "the function has it"
+            code = before + function + after.replace(right, error, 1)
+        (self.folder / "code" / "operator_flows.py").write_text(code)
+
+    def send(self, sent: Sequence[Event]) -> None:
+        for event in sent:
+            at = START + timedelta(seconds=event.at)
+            value = json.dumps({"k": event.k, "id": event.id, "v": event.v, "at": at.isoformat()})
+            options = {"partition": event.id % 2, "timestamp": int(at.timestamp() * 1000)}
+            produce(self.bootstrap, event.topic, [(None, value.encode())], **options)
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        environment = {
+            **os.environ,
+            "RECOURSE_HOME": str(self.folder),
+            "RECOURSE_FLOWS": '["operator_flows"]',
+            "RECOURSE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
+            "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "60",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join([str(self.folder / "code"), str(ROOT)]),
+        }
+        done = command(self.folder, environment, *arguments)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stdout
+
+    def read(self) -> None:
+        self("streams", "run", self.stream, "--trigger", "available-now")
+
+    def rows(self, tables: Sequence[str]) -> dict[str, Rows]:
+        return {name: seen(self._table(name)) for name in tables}
+
+    def _table(self, name: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = DeltaTable(self.settings.tables / name).to_pyarrow_table().to_pylist()
+        return rows
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Iterator[str]:
+    bootstrap = broker.start()
+    admin = Topics.of(Settings.load({}).kafka, bootstrap)
+    for name in ("events", "others"):
+        admin.create(name, 2)
+    yield bootstrap
+    for name in ("events", "others"):
+        admin.delete(name)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "stream", [name if name in CI else pytest.param(name, marks=pytest.mark.long) for name in ERRORS]
+)
+def test_an_operator_is_right_again_after_an_error_and_wrong_again_after_the_undo(
+    topics: str, tmp_path: Path, stream: str
+) -> None:
+    sent = events(100 + list(ERRORS).index(stream))
+    truth = TRUTHS[stream](sent)
+    project = Project(tmp_path, stream, topics)
+    project.deploy()
+    project.send(sent[:50])
+    project.read()
+    savepoint = json.loads(project("savepoints", "create", stream, "--output", "json"))["savepoint"]
+
+    project.deploy(wrong=True)
+    project.send(sent[50:-2])
+    project.read()
+    project.send(sent[-2:])
+    project.read()
+    wrong = project.rows(list(truth))
+    assert wrong != truth
+
+    project.deploy()
+    previewed = json.loads(project("preview", stream, "--from-savepoint", savepoint, "--output", "json", code=10))
+    assert previewed["verdict"] == "different", previewed
+    assert project.rows(list(truth)) == wrong, "a preview changes nothing"
+    plan = json.loads(project("recover", "plan", stream, "--savepoint", savepoint, "--output", "json"))
+    project("recover", "apply", plan["id"], "--yes")
+    assert project.rows(list(truth)) == truth
+    assert "wrong" not in project("verify", stream, "--finished")
+
+    project("recover", "undo", plan["id"], "--yes")
+    assert project.rows(list(truth)) == wrong
+
+
+def test_every_stream_of_the_page_has_an_error() -> None:
+    assert ERRORS.keys() == TRUTHS.keys()

@@ -1,0 +1,155 @@
+"""Random events for the streams of docs/operators.md, and what plain Python makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Rows = Counter[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A record of topic `events` or `others`; `at` in seconds."""
+
+    topic: str
+    k: str | None
+    id: int
+    v: int
+    at: int
+
+    @property
+    def value(self) -> dict[str, Any]:
+        return {"k": self.k, "id": self.id, "v": self.v, "at": START + timedelta(seconds=self.at)}
+
+
+def events(seed: int) -> list[Event]:
+    """Out of order by up to 20 seconds, some ids twice, and at the end one of each topic that closes all windows."""
+    rng = random.Random(seed)
+    made = []
+    for number in range(120):
+        topic, key = rng.choice(["events", "events", "others"]), rng.choice(["a", "b", "c", None])
+        at = 100 + number * 2 + rng.randint(-10, 10)
+        made.append(Event(topic, key, number if rng.random() < 0.8 else max(number - 2, 0), rng.randint(0, 99), at))
+    return [*made, *(Event(topic, "z", 1_000, 1, 10_000) for topic in ("events", "others"))]
+
+
+def of(sent: Sequence[Event], topic: str = "events") -> list[Event]:
+    return [event for event in sent if event.topic == topic]
+
+
+def by_key(found: Sequence[Event]) -> dict[str | None, list[Event]]:
+    keys = defaultdict(list)
+    for event in found:
+        keys[event.k].append(event)
+    return keys
+
+
+def time(seconds: int) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def windows(sent: Sequence[Event], length: int, slide: int) -> dict[tuple[datetime, str | None], list[Event]]:
+    """The windows that are closed at the end: those of the closing record are not."""
+    found = defaultdict(list)
+    for event in of(sent):
+        for begin in range(event.at // slide * slide, event.at - length, -slide):
+            if event.at < 10_000:
+                found[time(begin), event.k].append(event)
+    return found
+
+
+def sessions_of(sent: Sequence[Event]) -> Rows:
+    rows: Rows = Counter()
+    for key, found in by_key([event for event in of(sent) if event.k and event.at < 10_000]).items():
+        times = sorted(event.at for event in found)
+        begins = [i for i, at in enumerate(times) if i == 0 or at - times[i - 1] > 10]
+        for i, end in zip(begins, [*begins[1:], len(times)], strict=True):
+            rows[time(times[i]), key, end - i] += 1
+    return rows
+
+
+def in_order(sent: Sequence[Event]) -> Iterator[tuple[str, list[Event]]]:
+    """The events of each key by time, those that the watermark has passed at the end."""
+    for key, found in by_key([event for event in of(sent) if event.k and event.at < 10_000]).items():
+        assert key is not None
+        yield key, sorted(found, key=lambda event: (event.at, event.id))
+
+
+def near(event: Event, others: Sequence[Event]) -> list[Event]:
+    return [other for other in others if event.k == other.k and event.k and abs(event.at - other.at) <= 5]
+
+
+def price_at(event: Event, sent: Sequence[Event]) -> int | None:
+    known = [o for o in of(sent, "others") if o.k == event.k and o.at <= event.at]
+    return max(known, key=lambda other: (other.at, other.id)).v if known else None
+
+
+TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
+    "large_events": lambda sent: {"large_events": Counter((e.id, 2 * e.v) for e in of(sent) if e.v >= 50)},
+    "single_events": lambda sent: {
+        "single_events": Counter((e.id, ten) for e in of(sent) for ten in range(e.v // 10 + 1))
+    },
+    "events_by_size": lambda sent: {
+        "large_ones": Counter((e.id,) for e in of(sent) if e.v >= 50),
+        "small_ones": Counter((e.id,) for e in of(sent) if e.v < 50),
+    },
+    "both_kinds": lambda sent: {"both_kinds": Counter((e.id, e.topic.removesuffix("s")) for e in sent)},
+    "newest": lambda sent: {
+        "newest": Counter(
+            (time(last.at), last.id, k)
+            for k, found in by_key(of(sent)).items()
+            if k and (last := max(found, key=lambda e: (e.at, e.id)))
+        )
+    },
+    "totals": lambda sent: {
+        "totals": Counter(
+            (k, max(e.v for e in found), len(found), sum(e.v for e in found))
+            for k, found in by_key(of(sent)).items()
+            if k
+        )
+    },
+    "totals_twice": lambda sent: {
+        "all_totals": Counter((k, sum(e.v for e in found)) for k, found in by_key(of(sent)).items() if k),
+        "large_totals": Counter(
+            (k, total) for k, found in by_key(of(sent)).items() if k and (total := sum(e.v for e in found)) >= 500
+        ),
+    },
+    "minutes": lambda sent: {
+        "minutes": Counter((k, begin, sum(e.v for e in found)) for (begin, k), found in windows(sent, 60, 60).items())
+    },
+    "hops": lambda sent: {
+        "hops": Counter((begin, k, len(found)) for (begin, k), found in windows(sent, 60, 30).items())
+    },
+    "sessions": lambda sent: {"sessions": sessions_of(sent)},
+    "once": lambda sent: {"once": Counter({(e.id,) for e in of(sent)})},
+    "pairs": lambda sent: {
+        "pairs": Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
+    },
+    "unpaired": lambda sent: {
+        "unpaired": Counter((e.id,) for e in of(sent) if e.at < 10_000 and not near(e, of(sent, "others")))
+    },
+    "numbered": lambda sent: {
+        "numbered": Counter((e.id, k, n) for k, found in in_order(sent) for n, e in enumerate(found, 1))
+    },
+    "just_before": lambda sent: {
+        "just_before": Counter(
+            (e.id, k, sum(o.v for o in found[: n + 1] if o.at > e.at - 10))
+            for k, found in in_order(sent)
+            for n, e in enumerate(found)
+        )
+    },
+    "priced": lambda sent: {
+        "priced": Counter((e.id, k, price_at(e, sent)) for k, found in in_order(sent) for e in found)
+    },
+}
+
+
+def seen(rows: Sequence[dict[str, Any]]) -> Rows:
+    """The rows of a table as the truths have them."""
+    return Counter(tuple(row[column] for column in sorted(row) if column[0] != "_") for row in rows)
