@@ -21,7 +21,6 @@ from tests.support.operator_events import START, TRUTHS, Event, Rows, events, se
 from tests.support.pages import code_of
 
 SOME = "id % 7 <> 0"
-KEYED, SOME_KEYED = '"k IS NOT NULL"', f'"k IS NOT NULL AND {SOME}"'
 ERRORS = {
     "large_events": ('F.col("v") * 2', 'F.col("v") * 3'),
     "single_events": ('F.col("v") / 10', 'F.col("v") / 11'),
@@ -31,7 +30,8 @@ ERRORS = {
     **dict.fromkeys(
         ("totals", "totals_twice", "minutes", "hops"), ("events.groupBy", f'events.where("{SOME}").groupBy')
     ),
-    **dict.fromkeys(("sessions", "numbered", "just_before", "priced"), (KEYED, SOME_KEYED)),
+    "sessions": ("k IS NOT NULL", f"k IS NOT NULL AND {SOME}"),
+    **dict.fromkeys(("numbered", "just_before", "priced"), ("price(events)", f'price(events.where("{SOME}"))')),
     "once": ("events.drop", f'events.where("{SOME}").drop'),
     **dict.fromkeys(("pairs", "unpaired"), ("near(events,", f'near(events.where("{SOME}"),')),
 }
