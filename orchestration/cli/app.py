@@ -36,6 +36,7 @@ from orchestration.cli import (
     state,
     streams,
     topics,
+    trace,
     up,
     verify,
 )
@@ -97,6 +98,7 @@ app.command("feed", short_help="Send the flights of 2013 to their topic.")(up.fe
 app.command("topics", short_help="Print the topics that streams read, with their figures.")(topics.topics)
 app.command("schema", short_help="Print the newest schema of a subject of the registry.")(schema.schema)
 app.command("chaos", short_help="Kill the streams with -9 and prove that every offset is written once.")(chaos.chaos)
+app.command("trace", short_help="Print what became of a record, or from which records rows came.")(trace.trace)
 app.command("verify", short_help="Compare tables and topics, offset by offset and row by row.")(verify.verify)
 app.command("metrics", short_help="Serve the streams' figures to Prometheus and OpenTelemetry.")(metrics.metrics)
 app.command("preview", short_help="Show what the code on disk would change in a stream's newest rows.")(preview.preview)

@@ -40,7 +40,7 @@ def sample(
 
     call = invocation(context)
     taken = take(call.settings, call.topology, table, rows=rows, where=where, by=by)
-    value = [{name: _for_json(each) for name, each in row.items()} for row in taken.rows]
+    value = [{name: for_json(each) for name, each in row.items()} for row in taken.rows]
     show(output, value, lambda: _print(taken))
 
 
@@ -56,7 +56,7 @@ def _print(taken: Sample) -> None:
             print(f"{'' if number == 0 else chr(10)}row {number + 1}")
             wide = max(map(len, taken.columns))
             for name, cell in zip(taken.columns, row, strict=True):
-                print(f"  {_plain(name).ljust(wide)}  {cell[: max(console.width - wide - 4, 20)]}")
+                print(f"  {plain(name).ljust(wide)}  {cell[: max(console.width - wide - 4, 20)]}")
         return
     console.print(_table(taken, cells))
 
@@ -67,9 +67,9 @@ def _table(taken: Sample, cells: list[list[str]]) -> Any:
     table = empty_table()
     for place, name in enumerate(taken.columns):
         number = all(isinstance(row[name], (int, float)) or row[name] is None for row in taken.rows)
-        wide = max(len(_plain(name)), *(len(row[place]) for row in cells))
+        wide = max(len(plain(name)), *(len(row[place]) for row in cells))
         table.add_column(
-            Text(_plain(name)),
+            Text(plain(name)),
             justify="right" if number else "left",
             overflow="ellipsis",
             no_wrap=True,
@@ -87,10 +87,10 @@ def _for_people(value: Any) -> str:
         return value.isoformat(" ")
     if isinstance(value, bytes):
         value = _text_of(value)
-    return _plain(str(value))[:_LONGEST]
+    return plain(str(value))[:_LONGEST]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -101,7 +101,7 @@ def _text_of(value: bytes) -> str:
         return f"0x{value.hex()}"
 
 
-def _for_json(value: Any) -> Any:
+def for_json(value: Any) -> Any:
     """A value that JSON can hold: bytes as text, numbers that JSON does not know as text."""
     if isinstance(value, bytes):
         return _text_of(value)
@@ -110,7 +110,7 @@ def _for_json(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): _for_json(each) for key, each in value.items()}
+        return {str(key): for_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_for_json(each) for each in value]
+        return [for_json(each) for each in value]
     return value

@@ -42,5 +42,7 @@ def test_totals_of_parts_are_the_totals_of_the_payments_and_late_payments_are_co
     assert verdict.ok, verdict
     compared = [c for of in verdict.streams for c in of.comparisons if (c.table, c.what) == ("payment_totals", "truth")]
     assert [c.verdict for c in compared] == ["ok"]
+    traced = home.recourse(streams.__name__, "trace", f"{streams.PAYMENTS.name}/0:0")
+    assert "stream payment_parts" in traced and "payment_parts/" in traced and "stream payment_totals" in traced
     held = len(made) + LATE
     assert feed(home.settings, 10, 0) == held + 10 == home.topics.offsets(streams.PAYMENTS.name).total

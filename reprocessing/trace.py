@@ -1,0 +1,290 @@
+"""What became of records, and what rows came from: through batches, tables and topics of several streams.
+
+Everything is read from the ledger files beside the streams' state, and from the tables: no Spark, no broker. A batch
+says which offsets it read, at which versions its tables were after it, and where it lies in the topics that it wrote.
+So the records of a batch are known; its rows of one record are known where the function passes the place on
+(`_source.partition` and `_source.offset` as columns), and those of a window or another state are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from reprocessing.plan.history import has_present_rows
+from reprocessing.sample import sample
+from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, Txn, taken_out
+from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.settings import Settings
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.ledger_file import RawLine
+from streaming_jobs.stream import Stream
+from streaming_jobs.verification.state_evidence import outputs_of
+
+MOST = 500
+"""Batches at most of one trace."""
+_ROWS = 100
+_PLACE = re.compile(r"(?P<name>[^/:]+)(?:/(?P<partition>\d+))?:(?P<first>\d+)")
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some records of a topic's partition, `end` not among them; or some versions of a table, whose partition is 0."""
+
+    name: str
+    partition: int
+    first: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Records:
+        """A record as `orders/0:1234`, or a version of a table as `totals:57`; raises UsageError for anything else."""
+        found = _PLACE.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"'{text}' is no record", "write TOPIC/PARTITION:OFFSET, such as orders/0:1234, or TABLE:VERSION"
+            )
+        first = int(found["first"])
+        return cls(found["name"], int(found["partition"] or 0), first, first + 1)
+
+    def __str__(self) -> str:
+        last = "" if self.end == self.first + 1 else f"-{self.end - 1}"
+        return f"{self.name}/{self.partition}:{self.first}{last}"
+
+    def within(self, first: int, end: int) -> Records | None:
+        """The part of them from `first` on and before `end`; None if there is none."""
+        begin, stop = max(self.first, first), min(self.end, end)
+        return replace(self, first=begin, end=stop) if begin < stop else None
+
+
+@dataclass(frozen=True)
+class TracedBatch:
+    """A batch that read some of the records, and what it made of all its records.
+
+    `present`: its rows are those of the tables now; otherwise a recovery has replaced them. `rows` counts by table, and
+    what was taken out; `versions` are those of the tables after it, without those that a replay wrote. `of_record` has
+    the rows of the one record that was asked for, by table, if `placed` tables have the record's place.
+    """
+
+    stream: str
+    txn: Txn
+    at: float
+    code: str
+    read: Records
+    present: bool
+    rows: Mapping[str, int]
+    versions: Mapping[str, int]
+    written: tuple[Records, ...]
+    primary: str
+    placed: tuple[str, ...] = ()
+    of_record: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+
+    @property
+    def taken_out(self) -> Mapping[str, int]:
+        """Records and rows of the batch that are in none of its tables, by what happened to them."""
+        counts = {
+            "dead letters": self.rows.get("dead_letters", 0),
+            "late": self.rows.get("late", 0),
+            "quarantined": taken_out(self.rows, QUARANTINED),
+            "dropped": taken_out(self.rows, DROPPED),
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def rows_of(self, table: str) -> int | None:
+        """The rows that it wrote to a table."""
+        return self.rows.get("written" if table == self.primary else table)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Batches in the order in which the records reached them; `complete` is False if there are more than `MOST`."""
+
+    start: Records
+    batches: tuple[TracedBatch, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The batch that wrote some records to a topic: it made them of the records that it read, and of its state."""
+
+    stream: str
+    txn: Txn
+    code: str
+    records: Records
+    read: tuple[Records, ...]
+
+
+class _Offsets(msgspec.Struct, gc=False):
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class _Line(msgspec.Struct, gc=False):
+    g: int
+    b: int
+    t: float
+    table: str
+    versions: dict[str, int]
+    offsets: dict[str, _Offsets]
+    rows: dict[str, int]
+    code: list[str]
+    written: list[tuple[str, str, int, int, int, int]] = []
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def trace(settings: Settings, topology: Topology, start: Records) -> Trace:
+    """What became of some records; raises UsageError if no stream reads them."""
+    names = sorted({source.name for stream in topology.streams.values() for source in stream.sources.values()})
+    if start.name not in names:
+        raise UsageError(f"no stream reads {start.name}", f"streams read {', '.join(names)}")
+    found: list[TracedBatch] = []
+    waiting, seen = deque([start]), {start}
+    while waiting:
+        records = waiting.popleft()
+        for stream in topology.streams.values():
+            for batch in _readings(settings, stream, records):
+                if len(found) == MOST:
+                    return Trace(start, tuple(found), complete=False)
+                alone = records is start and start.end == start.first + 1
+                found.append(_with_rows(settings, topology, stream, batch) if alone else batch)
+                further = [*batch.written, *(Records(t, 0, v, v + 1) for t, v in batch.versions.items())]
+                waiting.extend(each for each in further if each not in seen and each.name in names)
+                seen.update(further)
+    return Trace(start, tuple(found))
+
+
+def origins(settings: Settings, topology: Topology, records: Records) -> list[Origin]:
+    """The batches of this project's streams that wrote some records of a topic; none for a topic of other programs."""
+    found = []
+    for stream in topology.streams.values():
+        if records.name not in {sink.topic.name for sink in stream.topic_sinks.values()}:
+            continue
+        for raw, line in _lines(settings, stream):
+            for written in map(_written, line.written):
+                if (written.name, written.partition) == (records.name, records.partition) and (
+                    part := records.within(written.first, written.end)
+                ):
+                    read = tuple(
+                        Records(each.topic, partition, each.start.get(partition, 0), end)
+                        for each in raw.read().entry.offsets
+                        for partition, end in sorted(each.end.items())
+                        if each.start.get(partition, 0) < end
+                    )
+                    found.append(Origin(stream.name, raw.txn, line.code[0], part, read))
+    return found
+
+
+def places(settings: Settings, topology: Topology, table: str, where: str, most: int) -> list[Records]:
+    """The records of which the rows of a table that meet a condition (SQL) were made, each once.
+
+    Raises UsageError if the rows do not have the places of their records, and for a wrong table or condition.
+    """
+    stream = next((each for each in topology.streams.values() if table in each.table_names), None)
+    rows = sample(settings, topology, table, rows=most, where=where).rows
+    assert stream is not None, "sample refuses a table that no stream writes"
+    if table == stream.dead_letters:
+        return _once(Records(r["topic"], r["partition"], r["offset"], r["offset"] + 1) for r in rows)
+    columns = _place_columns(settings, stream, table)
+    if columns is None:
+        raise UsageError(
+            f"the rows of {table} do not say of which record each was made: they come from a state, from several "
+            "topics, or without the record's place",
+            "add the place in the function: _source.partition and _source.offset as columns",
+        )
+    (source,) = stream.sources.values()
+    partition, offset = columns
+    return _once(Records(source.name, r[partition], r[offset], r[offset] + 1) for r in rows if r[offset] is not None)
+
+
+def _once(found: Iterator[Records]) -> list[Records]:
+    return list(dict.fromkeys(found))
+
+
+def _written(value: Sequence[Any]) -> Records:
+    written = WrittenRange(*value)
+    return Records(written.topic, written.partition, written.first, written.end)
+
+
+def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, _Line]]:
+    """The batches of a stream, newest first; of a batch that was repeated, the newer line."""
+    seen: set[Txn] = set()
+    for day in ledger_file(settings, stream.name).days(stream.name):
+        for raw in reversed(day):
+            if raw.txn in seen:
+                continue
+            seen.add(raw.txn)
+            try:
+                yield raw, _DECODER.decode(raw.text)
+            except msgspec.DecodeError:  # damaged
+                continue
+
+
+def _readings(settings: Settings, stream: Stream, records: Records) -> list[TracedBatch]:
+    """The batches that read some of these records, oldest first."""
+    if records.name not in {source.name for source in stream.sources.values()}:
+        return []
+    record = stream_record.load(settings, stream.name)
+    found = []
+    for raw, line in _lines(settings, stream):  # a partition that a short line leaves out has no records in it
+        offsets, partition = line.offsets.get(records.name), str(records.partition)
+        if offsets is None or partition not in offsets.end:
+            continue
+        read = records.within(offsets.start.get(partition, 0), offsets.end[partition])
+        if read is None:
+            continue
+        found.append(
+            TracedBatch(
+                stream=stream.name,
+                txn=raw.txn,
+                at=line.t,
+                code=line.code[0] if line.code else "",
+                read=read,
+                present=record is not None and has_present_rows(record.generations, raw.txn),
+                rows=line.rows,
+                versions=line.versions,
+                written=tuple(map(_written, line.written)),
+                primary=line.table,
+            )
+        )
+    return sorted(found, key=lambda batch: batch.at)
+
+
+def _place_columns(settings: Settings, stream: Stream, table: str) -> tuple[str, str] | None:
+    """The columns of the record's partition and offset, if all versions of the code have the same."""
+    if len(stream.sources) != 1 or stream.tables_read:
+        return None
+    made = outputs_of(settings.state, stream.name)
+    positions = {tables[table].position for tables in made.values() if table in tables}
+    return positions.pop() if len(positions) == 1 else None
+
+
+def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: TracedBatch) -> TracedBatch:
+    """The batch with the rows of the record in each table whose rows have the record's place, and its dead letters."""
+    if not batch.present:
+        return batch
+    columns = {sink.name: _place_columns(settings, stream, sink.name) for sink in stream.sinks.values()}
+    conditions = {
+        table: f'"{place[0]}" = {batch.read.partition} AND "{place[1]}" = {batch.read.first}'
+        for table, place in columns.items()
+        if place is not None
+    }
+    placed = tuple(conditions)
+    quarantines = {kept: conditions[table] for table, kept in stream.quarantines.items() if table in conditions}
+    letter = f"topic = '{batch.read.name}' AND partition = {batch.read.partition} AND \"offset\" = {batch.read.first}"
+    letters = {stream.dead_letters: letter} if batch.rows.get("dead_letters") else {}
+    made = {
+        table: sample(settings, topology, table, rows=_ROWS, where=where).rows
+        for table, where in (conditions | quarantines | letters).items()
+    }
+    return replace(batch, placed=placed, of_record={table: rows for table, rows in made.items() if rows})
