@@ -42,7 +42,9 @@ def trace(
 
     call = invocation(context)
     if (record is None) == (table is None) or (table is None) != (where is None):
-        raise UsageError("trace takes a record, or --table and --where", "a record is TOPIC/PARTITION:OFFSET, such as orders/0:1234")
+        raise UsageError(
+            "trace takes a record, or --table and --where", "a record is TOPIC/PARTITION:OFFSET, such as orders/0:1234"
+        )
     if record is not None:
         starts = [Records.parse(record)]
     else:
