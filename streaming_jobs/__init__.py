@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.catalog.truths import Record, Truth, truth
 from streaming_jobs.declare.error_policy import ErrorPolicy
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table_source import DeltaSource
@@ -61,6 +62,7 @@ __all__ = [
     "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
+    "Lookup",
     "Matches",
     "NotNull",
     "PermanentError",

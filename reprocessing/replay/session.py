@@ -14,18 +14,20 @@ anew with an end on the border, and the query is restarted: Spark then runs batc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reprocessing.plan.history import CommittedBatch, lineage, within
 from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.spark_plan import not_row_by_row
@@ -38,6 +40,7 @@ from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.storage.files import sync, write_atomic
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
@@ -45,6 +48,7 @@ from streaming_jobs.table_sources.archives import Archives
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.stream_sinks import TopicSinks
+    from streaming_jobs.table_sources.lookups import LookupHistory
 
 _LOOK_EVERY = 1.0
 
@@ -87,14 +91,16 @@ class ReplaySession:
     """A replay of `stream` under `settings`, whose state and tables must exist and belong to the replay alone.
 
     `ends` are the offsets that the replay has to reach on its way to its topics' ends; if it is `bounded`, sources read
-    nothing past them. `replan` checks each batch before it runs. `topic_sinks` None: corrected records are written.
-    `name` is the name of Spark's log file, if it is not the stream's.
+    nothing past them. `generations` are those of the run that is repeated: its batches say what it looked up. `replan`
+    checks each batch before it runs. `topic_sinks` None: corrected records are written. `name` is the name of Spark's
+    log file, if it is not the stream's.
     """
 
     settings: Settings
     stream: Stream
     archives: Archives
     ends: TopicOffsets
+    generations: Sequence[Generation]
     bounded: bool = False
     replan: Replan | None = None
     topic_sinks: TopicSinks | None = None
@@ -103,7 +109,12 @@ class ReplaySession:
     def run(self, watch: Watch) -> ReplayResult:
         until = self.ends if self.bounded else None
         queries = SparkQueries(
-            self.settings, self.replan, archives=self.archives, until=until, topic_sinks=self.topic_sinks
+            self.settings,
+            self.replan,
+            archives=self.archives,
+            until=until,
+            topic_sinks=self.topic_sinks,
+            lookups=self._lookups(),
         )
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
@@ -121,6 +132,39 @@ class ReplaySession:
             return ReplayResult(None, failure_of(session.running[0] if session.running else None))
         last = last_entry(self.settings, self.stream)
         return ReplayResult(last, missed_end(ends_of(last.offsets), self.ends, exactly=self.bounded))
+
+    def _lookups(self) -> LookupHistory | None:
+        """What the run that is repeated has looked up; None if the stream looks up nothing, or the newest versions."""
+        at = self.settings.for_stream(self.stream.name)
+        if not self.stream.lookups or at.replay_lookups == "newest":
+            return None
+        from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory  # it needs Arrow
+
+        begins, batches = self._begins(), list[LookupChange]()
+        for batch in self._first_run():
+            if begins and batch.ends.keys() <= begins.keys() and within(batch.ends, begins):
+                break
+            batches.append(LookupChange(batch.ends, batch.lookups))
+        return LookupHistory.of(reversed(batches))
+
+    def _begins(self) -> TopicOffsets:
+        record = stream_record.load(self.settings, self.stream.name)
+        if record is None:
+            return {}
+        checkpoint = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
+        last = checkpoint.last_committed
+        return record.starts if last is None else checkpoint.end(last)
+
+    def _first_run(self) -> Iterator[CommittedBatch]:
+        """Its batches, newest first; the last one may be missing in the ledger file, and is in the table."""
+        settings, stream, known = self.archives.settings, self.stream, {each.number for each in self.generations}
+        history = lineage(self.generations, ledger_file(settings, stream.name).days(stream.name))
+        last = history.last
+        for commit, entry in entries(store_of(stream.primary).commits(settings, stream.primary), 1):
+            newer = last is None or last.txn < entry.txn
+            if entry.kind == "batch" and entry.generation in known and newer:
+                yield CommittedBatch.of(entry, commit.at / 1000, {})
+        yield from history.newest_first()
 
 
 def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[RecourseError]) -> None:

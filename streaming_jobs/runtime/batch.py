@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.base import SourceCounts
+    from streaming_jobs.table_sources.lookups import LookupPins
 
 
 # The counts in a batch's ledger entry: rows by table, dropped rows, and rows by broken rule.
@@ -180,6 +181,10 @@ class BatchPipeline:
     """What several outputs share that keep state or join: a batch's frame has its rows."""
     isolation: Isolation | None = None
     """Sets aside records on which the function raises, and counts failures against the error budget."""
+    lookups: Mapping[str, DataFrame] = field(default_factory=dict)
+    """The tables that the function looks up, by its parameters."""
+    pins: LookupPins | None = None
+    """What chooses the versions of these tables."""
     ends_when_quiet: bool = False
     """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -249,6 +254,7 @@ class BatchPipeline:
             batch,
             self._ranges(batch),
             code=self.code,
+            lookups={} if self.pins is None else self.pins.versions(),
         )
         self.unfinished = entry
         if (done := self._done(self.sinks.primary, entry)) is not None:
@@ -353,7 +359,7 @@ class BatchPipeline:
 
     def _made_of(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """The frames that the function makes of records of a batch; of a stream without state."""
-        outputs = self.stream.outputs(**records)
+        outputs = self.stream.outputs(**records, **self.lookups)
         fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
         return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
 

@@ -32,7 +32,7 @@ from typing import IO, Any
 import structlog
 
 from streaming_jobs.errors import RecourseError
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, TableVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
 from streaming_jobs.sinks.stored import Commit, entries
@@ -158,6 +158,8 @@ class LedgerFile:
         }
         if entry.written:
             line["written"] = [list(astuple(each)) for each in entry.written]
+        if entry.lookups:
+            line["lookups"] = {table: list(each) for table, each in entry.lookups.items()}
         if entry.note is not None:
             line["note"] = entry.note
         if seconds is not None:
@@ -417,6 +419,7 @@ def _entry(stream: str, line: Mapping[str, Any]) -> LedgerEntry:
         note=line.get("note"),
         rules=line.get("rules", {}),
         written=tuple(WrittenRange(*each) for each in line.get("written", ())),
+        lookups={table: TableVersion(*each) for table, each in line.get("lookups", {}).items()},
     )
 
 

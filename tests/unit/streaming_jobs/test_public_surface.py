@@ -30,6 +30,7 @@ PUBLIC = [
     "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
+    "Lookup",
     "Matches",
     "NotNull",
     "PermanentError",
