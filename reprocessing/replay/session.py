@@ -14,20 +14,19 @@ anew with an end on the border, and the query is restarted: Spark then runs batc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reprocessing.plan.history import CommittedBatch, lineage, within
+from reprocessing.plan.lookups import first_run
 from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.platform import spark
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark import Launched
-from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.spark_plan import not_row_by_row
@@ -48,7 +47,6 @@ from streaming_jobs.table_sources.archives import Archives
 
 if TYPE_CHECKING:
     from streaming_jobs.runtime.stream_sinks import TopicSinks
-    from streaming_jobs.table_sources.lookups import LookupHistory
 
 _LOOK_EVERY = 1.0
 
@@ -114,7 +112,7 @@ class ReplaySession:
             archives=self.archives,
             until=until,
             topic_sinks=self.topic_sinks,
-            lookups=self._lookups(),
+            lookups=first_run(self.archives.settings, self.stream, self.generations, self._begins()),
         )
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
@@ -133,38 +131,14 @@ class ReplaySession:
         last = last_entry(self.settings, self.stream)
         return ReplayResult(last, missed_end(ends_of(last.offsets), self.ends, exactly=self.bounded))
 
-    def _lookups(self) -> LookupHistory | None:
-        """What the run that is repeated has looked up; None if the stream looks up nothing, or the newest versions."""
-        at = self.settings.for_stream(self.stream.name)
-        if not self.stream.lookups or at.replay_lookups == "newest":
-            return None
-        from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory  # it needs Arrow
-
-        begins, batches = self._begins(), list[LookupChange]()
-        for batch in self._first_run():
-            if begins and batch.ends.keys() <= begins.keys() and within(batch.ends, begins):
-                break
-            batches.append(LookupChange(batch.ends, batch.lookups))
-        return LookupHistory.of(reversed(batches))
-
     def _begins(self) -> TopicOffsets:
+        """Where it begins, or goes on after a crash."""
         record = stream_record.load(self.settings, self.stream.name)
         if record is None:
             return {}
         checkpoint = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
         last = checkpoint.last_committed
         return record.starts if last is None else checkpoint.end(last)
-
-    def _first_run(self) -> Iterator[CommittedBatch]:
-        """Its batches, newest first; the last one may be missing in the ledger file, and is in the table."""
-        settings, stream, known = self.archives.settings, self.stream, {each.number for each in self.generations}
-        history = lineage(self.generations, ledger_file(settings, stream.name).days(stream.name))
-        last = history.last
-        for commit, entry in entries(store_of(stream.primary).commits(settings, stream.primary), 1):
-            newer = last is None or last.txn < entry.txn
-            if entry.kind == "batch" and entry.generation in known and newer:
-                yield CommittedBatch.of(entry, commit.at / 1000, {})
-        yield from history.newest_first()
 
 
 def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[RecourseError]) -> None:

@@ -117,7 +117,7 @@ def _looked_up(reader: str, lookup: Lookup, writer: Stream | None) -> Lookup:
             )
         return replace(lookup, schema=declared)
     if declared is not None:
-        _same_types(reader, lookup.name, lookup.schema, declared)
+        _same_types(reader, lookup.name, lookup.columns, declared)
     return lookup
 
 
@@ -293,6 +293,10 @@ class Topology:
     @property
     def tables_read(self) -> dict[str, DeltaSource]:
         return {table.name: table for s in self.streams.values() for table in s.tables_read}
+
+    @property
+    def tables_looked_up(self) -> dict[str, Lookup]:
+        return {lookup.name: lookup for s in self.streams.values() for lookup in s.lookups.values()}
 
     def writer(self, table: str) -> Stream | None:
         """The stream that writes a table; None if none does."""

@@ -10,12 +10,12 @@ with the batch. docs/lookup.md has the contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from streaming_jobs.declare.names import checked_name, checked_schema
+from streaming_jobs.declare.names import checked_name, checked_names, checked_schema
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,15 +32,22 @@ class Lookup:
     """
 
     name: str
-    schema: StructType | None = None
+    schema: StructType | Mapping[str, Any] | None = None
     path: str | Path | None = None
     description: str = ""
+    owners: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
         object.__setattr__(self, "schema", checked_schema(f"table {self.name}", self.schema))
+        object.__setattr__(self, "owners", checked_names(f"table {self.name}", "owners", self.owners))
         if self.path is not None:
             object.__setattr__(self, "path", str(self.path))
+
+    @property
+    def place(self) -> str:
+        """Its path; its name, if it is below `tables`."""
+        return self.name if self.path is None else str(self.path)
 
     @property
     def columns(self) -> StructType:
@@ -50,7 +57,7 @@ class Lookup:
                 f"the columns of table {self.name} are not known: no stream here declares a schema for it",
                 f'give the lookup its schema: Lookup("{self.name}", schema=...)',
             )
-        return self.schema
+        return cast("StructType", self.schema)
 
 
 def checked_lookups(stream: str, lookups: Mapping[str, Lookup], read: set[str], written: set[str]) -> None:

@@ -89,7 +89,7 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
                 yield f"{place}: {name}", str(value)
     for lookup in stream.lookups.values():
         place = f"table {lookup.name} that is looked up"
-        yield place, lookup.path or "below tables"
+        yield place, str(lookup.path or "below tables")
         for field in lookup.columns.fields:
             yield f"{place}: column {field.name}", field.dataType.simpleString()
     for table in stream.sinks.values():

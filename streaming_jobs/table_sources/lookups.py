@@ -132,9 +132,15 @@ class LookedUpTable:
             '"newest"; rows may then differ from those of the first run',
         )
 
+    def check(self, version: TableVersion) -> None:
+        """Raise LookupVersionGone if the rows at a version, or one of their files, are gone."""
+        for file in self.content(version).files:
+            if self.versions.on_disk(file.path) is None:
+                raise self._gone(version, f"file {file.path} was deleted")
+
     def can_read(self, version: TableVersion) -> bool:
         try:
-            self.content(version)
+            self.check(version)
         except LookupVersionGone:
             return False
         return True

@@ -126,6 +126,7 @@ def test_a_repeated_batch_a_replay_and_an_undo_meet_the_versions_of_the_first_ru
     published = {}
     for stream in both:
         plan = shop.plan(stream, "--to-batch", "-1", **marked)
+        assert any("looks up table rates at versions 0 to 2" in note for note in plan["notes"])
         shop.recourse("recover", "apply", plan["id"], "--yes", **marked)  # in batches of another size
         published[stream] = plan["id"]
     since = dict.fromkeys(range(450, 500), 3)
@@ -134,6 +135,9 @@ def test_a_repeated_batch_a_replay_and_an_undo_meet_the_versions_of_the_first_ru
     shop.rate(EUR=10_000)
     for plan in published.values():
         shop.recourse("recover", "undo", plan, "--yes")
-    again = dict.fromkeys(range(450, 500), 4)
+    assert shop.valued() == shop.expected({**first_run, **since}), "it repeats records since at the versions they met"
+    shop.sell(10)
     shop.read(*both, **small)
-    assert shop.valued() == shop.expected({**first_run, **again})
+    newest = dict.fromkeys(range(500, 510), 4)
+    assert shop.valued() == shop.expected({**first_run, **since, **newest})
+    assert shop.sums() == sums_of(shop.expected({**first_run, **since, **newest}))
