@@ -16,6 +16,7 @@ from streaming_jobs.catalog.truths import Record, Truth, truth
 from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
+from streaming_jobs.declare.salt import salt
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds
@@ -80,6 +81,7 @@ __all__ = [
     "Unique",
     "UsageError",
     "archive",
+    "salt",
     "stream",
     "truth",
 ]

@@ -73,7 +73,7 @@ from streaming_jobs.storage.files import scratch
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
-from streaming_jobs.table_sources.lookups import LookupHistory, LookupPins, Lookups
+from streaming_jobs.table_sources.lookups import LookupFrames, LookupHistory, LookupPins, Lookups
 from streaming_jobs.table_sources.source import TableSource
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.text import commands
@@ -314,7 +314,7 @@ class QueryBuilder:
             in_replay=self._is_replay,
         )
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, isolation)
-        pipeline.lookups, pipeline.pins = lookups, pins
+        pipeline.lookups = None if pins is None else LookupFrames(lookups, pins)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(

@@ -1,8 +1,8 @@
 """The tables that a stream looks up: frames of their content, whose version is chosen anew for each batch.
 
-Spark plans the scan of a table anew for each batch, after it has written `offsets/N`. Then the version is chosen and
-written to `<state>/<stream>/lookups.json`: a batch that is repeated finds it there. The ledger entry of the batch has
-it too, so that a replay reads what the first run read:
+For each batch, Spark plans the scan of a table after it has written `offsets/N`. The version is chosen then, and is
+written to `<state>/<stream>/lookups.json`, where a repeated batch finds it. The ledger entry of the batch has it too,
+so that a replay reads what the first run read:
 
     live, or a record that no batch has read before     the newest version
     a repeated batch                                    the version that it was planned with
@@ -173,7 +173,7 @@ class LookupPins:
         assert batch is not None, "a batch is planned"
         for _ in range(_TRIES):
             found = self.file.read()
-            noted = {} if found is None else self._noted(found, batch)
+            noted = self._of_batch(found, batch)
             chosen = self._chosen(batch, noted)
             if chosen == noted:
                 return chosen
@@ -195,8 +195,14 @@ class LookupPins:
             chosen[name] = version
         return chosen
 
-    def _noted(self, found: Found, batch: int) -> dict[str, TableVersion]:
+    def noted(self, batch: int) -> dict[str, TableVersion]:
+        """The versions of the tables that a batch has looked up; none of a table that its plan does not read."""
+        return self._of_batch(self.file.read(), batch)
+
+    def _of_batch(self, found: Found | None, batch: int) -> dict[str, TableVersion]:
         """The versions in the file, if they are of this batch."""
+        if found is None:
+            return {}
 
         def of_batch(value: dict[str, Any]) -> dict[str, TableVersion]:
             noted = {name: TableVersion(*each) for name, each in value["versions"].items()}
@@ -247,6 +253,32 @@ class LookupReading(TableReading):
                     yield pa.RecordBatch.from_arrays(columns, schema=schema)
             except OffsetsLost as error:
                 raise LookupVersionGone(error.found, error.next_step) from None
+
+
+@dataclass(frozen=True)
+class LookupFrames:
+    """The frames of a query's lookups by the function's parameters, and what chooses their versions."""
+
+    frames: Mapping[str, DataFrame]
+    pins: LookupPins
+
+    def plan_anew(self) -> None:
+        """Let Spark plan the scans of the next batch anew.
+
+        It asks a data source in Python once for the parts of a batch frame, and keeps them with the source
+        (`PythonDataSourceV2.readInfo` of Spark 4.2), which would be those of the first batch for ever.
+        """
+        for frame in self.frames.values():
+            for relation in _leaves(frame._jdf.queryExecution().analyzed()):
+                source = relation.table().getClass().getDeclaredField("ds")
+                source.setAccessible(True)
+                source.get(relation.table()).setReadInfo(None)
+
+
+def _leaves(plan: Any) -> Iterator[Any]:
+    """The relations of an analysed plan of the JVM."""
+    leaves = plan.collectLeaves()
+    yield from (leaves.apply(index) for index in range(leaves.size()))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streaming_jobs.errors import UsageError
+from streaming_jobs.stream import Stream
 from streaming_jobs.testing import StreamTest
 from tests.support.lookup_flows import by_knowledge, value_sums, valued
 
@@ -65,6 +66,27 @@ def test_all_tables_of_a_batch_look_up_one_version(stream_test: Callable[..., St
     assert unknown == [sale for sale in expected if sale[2] is None]
 
 
+@pytest.mark.parametrize("one", [valued, by_knowledge])
+def test_a_table_that_changes_while_the_query_runs_is_seen_by_the_next_batch(
+    stream_test: Callable[..., StreamTest], monkeypatch: pytest.MonkeyPatch, one: Stream
+) -> None:
+    test = stream_test(one, settings={"stream": {"max_offsets_per_trigger": 4}})
+    for number in range(12):
+        test.send({"id": number, "currency": "EUR"})
+    test.lookup("rates", [{"currency": "EUR", "rate": 0}])
+    at = test._at
+
+    def changed_after(point: str, stream: str, batch: int) -> None:
+        if point == "primary_committed":
+            test.lookup("rates", [{"currency": "EUR", "rate": batch + 1}])
+        at(point, stream, batch)
+
+    monkeypatch.setattr(test, "_at", changed_after)
+    test.run()
+    assert [(row["id"], row["rate"]) for row in test.rows()] == [(number, number // 4) for number in range(12)]
+    assert [entry.lookups["rates"].version for entry in test.batches] == [0, 1, 2]
+
+
 def test_a_test_names_what_does_not_fit_the_lookup(stream_test: Callable[..., StreamTest]) -> None:
     test = stream_test(valued)
     for table, rows, refusal in (
@@ -72,6 +94,6 @@ def test_a_test_names_what_does_not_fit_the_lookup(stream_test: Callable[..., St
         ("rates", [{"price": 1}], "has no column price"),
         ("rates", [{"rate": "high"}], "are no rows of table rates"),
     ):
-        given: list[dict[str, Any]] = rows  # type: ignore[assignment]
+        given: list[dict[str, Any]] = rows
         with pytest.raises(UsageError, match=refusal):
             test.lookup(table, given)

@@ -48,6 +48,7 @@ PUBLIC = [
     "Unique",
     "UsageError",
     "archive",
+    "salt",
     "stream",
     "truth",
 ]
