@@ -154,12 +154,11 @@ class LedgerFile:
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
+            **({"lookups": {table: list(each) for table, each in entry.lookups.items()}} if entry.lookups else {}),
             "code": list(entry.code),
         }
         if entry.written:
             line["written"] = [list(astuple(each)) for each in entry.written]
-        if entry.lookups:
-            line["lookups"] = {table: list(each) for table, each in entry.lookups.items()}
         if entry.note is not None:
             line["note"] = entry.note
         if seconds is not None:
