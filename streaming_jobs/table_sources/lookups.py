@@ -221,10 +221,6 @@ def _damaged(file: ObjectHandle, error: Exception) -> PermanentError:
 # The frames that the stream's function gets.
 
 
-class LookupPartition(FilesPartition):
-    """The files of one task."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LookupReading(TableReading):
     """The content of a table at the version of the batch that is planned; without `pins` it can only be analysed."""
@@ -242,10 +238,10 @@ class LookupReading(TableReading):
         table = self.pins.tables[self.source]
         content = table.content(self.pins.versions()[self.source])
         files = [FileToRead(content.number, content.at, file) for file in content.files]
-        return [LookupPartition(part) for part in tasks(files, self.workers)]
+        return [FilesPartition(part) for part in tasks(files, self.workers) or [[]]]  # Spark takes no empty list
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(part, LookupPartition)
+        assert isinstance(part, FilesPartition)
         schema = to_arrow_schema(self.schema, timezone="UTC")
         for each in part.files:
             try:

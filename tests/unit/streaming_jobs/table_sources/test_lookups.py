@@ -20,13 +20,15 @@ from streaming_jobs import Json, KafkaTopic, Lookup, Stream, UsageError
 from streaming_jobs.catalog.graph import Graph, describe
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.schemas import schema_of
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import LookupVersionGone, PermanentError, TableAwaited
 from streaming_jobs.ledger.entry import TableVersion
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.planner import share, up_to_step
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.storage.object_files import LocalFiles, ObjectHandle
-from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory, LookupPins, Lookups
+from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory, LookupPins, LookupReading, Lookups
+from streaming_jobs.table_sources.planner import RowBlocks
 from streaming_jobs.table_sources.readers import TableReaders
 from tests.conftest import SettingsFactory
 
@@ -205,6 +207,29 @@ def test_a_table_that_is_missing_is_awaited_and_a_damaged_file_named(running: Ru
     running.file.put(b"[]")
     with pytest.raises(PermanentError, match=r"cannot be read .*lookups\.json"):
         running.version()
+
+
+def test_the_parts_are_those_of_the_batchs_version_and_one_without_rows_for_an_empty_table(running: Running) -> None:
+    running.write(1)
+    running.plan(0, 10)
+    pins = running.pins()
+    versions = pins.tables["rates"].versions
+    blocks = RowBlocks(DeltaSource("rates", schema=COLUMNS), versions, "all")
+    reading = LookupReading("lookup", {}, blocks=blocks, pins=pins)
+
+    def rows() -> list[dict[str, Any]]:
+        return [row for part in reading.parts() for block in reading.read(part) for row in block.to_pylist()]
+
+    assert rows() == [{"k": "a", "rate": 1}]
+    DeltaTable(running.table).delete()
+    assert rows() == [{"k": "a", "rate": 1}]
+    parts = reading.parts()
+    for file in running.table.glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(LookupVersionGone, match="was deleted before it was read"):
+        list(reading.read(parts[0]))
+    running.plan(1, 20)
+    assert len(reading.parts()) == 1 and rows() == []
 
 
 # Declarations.
