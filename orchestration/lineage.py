@@ -38,6 +38,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_static_uuid
 
 from reprocessing.timeline.timeline import BatchPoint, read_batches
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_history import SessionEvent, session_events
 from streaming_jobs.storage.locations import StorePath, delta_table
@@ -181,6 +182,7 @@ class Lineage:
             inputs=[
                 *(self._topic(topic, records or {}) for topic in self.stream.topics),
                 *(self._table_read(table.name) for table in self.stream.tables_read),
+                *(self._looked_up(lookup) for lookup in self.stream.lookups.values()),
             ],
             outputs=[
                 *(self._table(name, rows or {}, versions or {}) for name in self.stream.table_names),
@@ -218,6 +220,13 @@ class Lineage:
     def _table_read(self, name: str) -> event_v2.InputDataset:
         namespace, place = _named(self.settings.tables / name)
         return event_v2.InputDataset(namespace=namespace, name=place, facets=self._schema_of(name))
+
+    def _looked_up(self, lookup: Lookup) -> event_v2.InputDataset:
+        if lookup.path is None:
+            return self._table_read(lookup.name)
+        namespace, place = _named(self.settings.location(lookup.path))
+        columns = [(field.name, field.dataType.simpleString()) for field in lookup.columns.fields]
+        return event_v2.InputDataset(namespace=namespace, name=place, facets={"schema": _schema(columns)})
 
     def _schema_of(self, table: str) -> dict[str, Any]:
         if table not in self._columns:

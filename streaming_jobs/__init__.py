@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.catalog.truths import Record, Truth, truth
 from streaming_jobs.declare.error_policy import ErrorPolicy
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
+from streaming_jobs.declare.salt import salt
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import ComputedTime, EpochMicros, EpochMillis, EpochSeconds, RecordTimestamp
@@ -61,6 +63,7 @@ __all__ = [
     "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
+    "Lookup",
     "Matches",
     "NotNull",
     "PermanentError",
@@ -79,6 +82,7 @@ __all__ = [
     "Unique",
     "UsageError",
     "archive",
+    "salt",
     "stream",
     "truth",
 ]

@@ -282,6 +282,16 @@ class ErrorBudgetExceeded(PermanentError):
     code = "REC-040"
 
 
+class LookupVersionGone(PermanentError):
+    """A batch looks up a version of a table that can no longer be read: its log or its files were cleaned up.
+
+    Restore the files, or let the replay look up the newest version: `stream.replay_lookups = "newest"`. Raise
+    `table.unread_retention` to keep the versions of tables of ours for longer, and the retention of VACUUM for others.
+    """
+
+    code = "REC-044"
+
+
 class BrokerUnreachable(TransientError):
     """No broker answered at the configured address within the deadline.
 

@@ -221,20 +221,21 @@ class Settings(BaseSettings):
     @property
     def state(self) -> Location:
         """The location of checkpoints, leases and status files."""
-        return self._location(self.state_dir or self.home / "state")
+        return self.location(self.state_dir or self.home / "state")
 
     @property
     def tables(self) -> Location:
         """The location below which each table has its own."""
-        return self._location(self.tables_dir or self.home / "tables")
+        return self.location(self.tables_dir or self.home / "tables")
 
     @property
     def schemas(self) -> Location:
         """The location of the schemas that streams have used; that of a replay is the stream's own."""
         place = self.registry.schemas_dir
-        return self.state / "_schemas" if place is None else self._location(place)
+        return self.state / "_schemas" if place is None else self.location(place)
 
-    def _location(self, place: str | Path) -> Location:
+    def location(self, place: str | Path) -> Location:
+        """What a path of this machine or a URL names, with the settings of its store."""
         return at(place, self.storage.options(str(place))) if is_remote(place) else _absolute(Path(place))
 
     @property

@@ -394,6 +394,10 @@ class StreamSettings(Section):
     await_table: Duration = Field(
         timedelta(minutes=10), description="how long a stream waits for a source table that does not exist yet"
     )
+    replay_lookups: Literal["pinned", "newest"] = Field(
+        "pinned",
+        description="versions of the tables that a replay looks up: those of its first run, or the newest ones",
+    )
     stuck_after: Duration = Field(
         timedelta(minutes=5), description="red if unread records wait and no batch has finished for this time; 0: never"
     )

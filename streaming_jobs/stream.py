@@ -29,6 +29,7 @@ from streaming_jobs.declare.columns import (
     checked_types,
 )
 from streaming_jobs.declare.error_policy import DEFAULT_POLICY, ErrorPolicy
+from streaming_jobs.declare.lookup import Lookup, checked_lookups
 from streaming_jobs.declare.names import (
     checked_choice,
     checked_name,
@@ -158,7 +159,7 @@ class Stream:
     Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
     batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
     `rules` has the row rules of a table by its name in `sinks`; `files`, by name, what the function reads and is code.
-    `errors` says what happens to a record that fails.
+    `errors` says what happens to a record that fails. `lookups`, by parameter, are tables that the function joins.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Stream:
     topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     errors: ErrorPolicy = DEFAULT_POLICY
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked_name("stream", self.name)
@@ -183,10 +185,11 @@ class Stream:
         checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_sink)
         self._separate_sinks()
         parameters = list(inspect.signature(self.function).parameters)
-        if sorted(parameters) != sorted(self.sources):
+        if sorted(parameters) != sorted([*self.sources, *self.lookups]):
+            lookups = f", its lookups {list(self.lookups)}" if self.lookups else ""
             raise UsageError(
-                f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}",
-                "name the parameters like the sources",
+                f"stream {self.name}: the function takes {parameters}, its sources are {list(self.sources)}{lookups}",
+                f"name the parameters like the sources{' and the lookups' if lookups else ''}",
             )
         names = [source.name for source in self.sources.values()]
         if len(set(names)) < len(names):
@@ -197,6 +200,7 @@ class Stream:
             checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
+        checked_lookups(self.name, self.lookups, {t.name for t in self.tables_read}, set(self.table_names))
 
     def _check_errors(self) -> None:
         if not isinstance(self.errors, ErrorPolicy):
@@ -312,20 +316,22 @@ def stream(
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),
     files: Sequence[str] = (),
     errors: ErrorPolicy = DEFAULT_POLICY,
+    lookups: Mapping[str, Lookup] | None = None,
 ) -> Callable[[Callable[..., Any]], Stream]:
     """Declare the decorated function as a stream; its docstring is the description, its name the default name.
 
     `rules` are the sink's; with several sinks, a mapping of each sink's name to its rules. `files` are data that
     is code, such as a query or a table of rates that the function reads: their content is part of the code's version.
-    Their paths are relative to the function's module. `errors` says what happens to a record that fails.
+    Their paths are relative to the function's module. `errors` says what happens to a record that fails. `lookups` are
+    Delta tables by the parameters of the function that get their content (`declare/lookup.py`).
     """
 
     def declare(function: Callable[..., Any]) -> Stream:
         if isinstance(source, Mapping):
             sources = dict(source)
         else:
-            parameters = list(inspect.signature(function).parameters) or ["source"]
-            sources = {parameters[0]: source}
+            parameters = [name for name in inspect.signature(function).parameters if name not in (lookups or {})]
+            sources = {(parameters or ["source"])[0]: source}
         sinks: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {sink.name: sink}
         if isinstance(rules, Mapping):
             by_sink = dict(rules)
@@ -343,6 +349,7 @@ def stream(
             rules=by_sink,
             files=_declared_files(name or function.__name__, function, files),
             errors=errors,
+            lookups=dict(lookups or {}),
         )
 
     return declare

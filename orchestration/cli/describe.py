@@ -64,6 +64,10 @@ def _description(stream: Stream) -> dict[str, Any]:
             }
             for parameter, source in stream.sources.items()
         ],
+        "lookups": [
+            {"table": each.name, "parameter": parameter, "path": each.path, "columns": _columns(each.columns)}
+            for parameter, each in stream.lookups.items()
+        ],
         "sinks": [
             {
                 "table": table.name,

@@ -269,6 +269,8 @@ def print_state(observed: ObservedStream) -> None:
 
     for each in observed.status.state_operators if observed.status is not None else ():
         say(f"{observed.stream}: {each['name']} keeps {counted(each['rows'], 'row')}, {each['mb']:,g} MB in memory")
+    if observed.status is not None and observed.status.state_skew is not None:
+        say(f"{observed.stream}: skew {observed.status.state_skew:g} (fullest partition of the state : average one)")
 
 
 def print_unread(observed: ObservedStream, unread: Unread | None) -> None:

@@ -310,6 +310,11 @@ FIGURES: tuple[Figure, ...] = (
         "Memory of the state of Spark's operators.",
         lambda _, s: None if s.state_mb is None else s.state_mb * 2**20,
     ),
+    _of_status(
+        "state_skew",
+        "Keys in the fullest partition of an operator's state, divided by those of an average one.",
+        lambda _, s: s.state_skew,
+    ),
     # Quality.
     _total("dead_letters", "Records and rows that became dead letters, in all sessions.", lambda t: t.dead_letters),
     _total("late_records", "Records behind the watermark, of batches whose state dropped some.", lambda t: t.late_rows),

@@ -59,7 +59,9 @@ from orchestration.sessions.runs import (
 from orchestration.sessions.supervisor import Command, SessionSpec, fingerprint, run_session, session_tags
 from orchestration.sessions.tasks import before, pool_of, retry_policy, task_assets
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.table import DeclaredTable
+from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
 from streaming_jobs.settings import Settings
@@ -68,7 +70,7 @@ from streaming_jobs.state.health import HealthLimits, judge, look, recovery_word
 from streaming_jobs.state.lease import Owner, holder
 from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status, read_status
-from streaming_jobs.stream import KafkaTopic, Stream, StreamSource
+from streaming_jobs.stream import KafkaTopic, Stream
 
 log = structlog.get_logger()
 
@@ -160,12 +162,11 @@ def topic_assets(topology: Topology, settings: Settings) -> list[dg.AssetSpec]:
     """
     writers = {sink.name: stream for stream in topology.streams.values() for sink in stream.topic_sinks.values()}
     written = {sink.name: sink.topic for stream in writers.values() for sink in stream.topic_sinks.values()}
+    tables: dict[str, DeltaSource | Lookup] = {**topology.tables_looked_up, **topology.tables_read}
     return [
         dg.AssetSpec(
             topic_key(settings.dagster, topic.name),
-            deps=[source_key(settings, source) for source in writers[topic.name].sources.values()]
-            if topic.name in writers
-            else [],
+            deps=_read_keys(settings, writers[topic.name]) if topic.name in writers else [],
             group_name=named(settings.dagster, TOPIC_GROUP),
             kinds={"kafka"},
             description=topic.description or f"Kafka topic {topic.name}",
@@ -183,14 +184,18 @@ def topic_assets(topology: Topology, settings: Settings) -> list[dg.AssetSpec]:
             owners=owners(table.owners),
             metadata={"dagster/column_schema": column_schema(table.columns)},
         )
-        for table in topology.tables_read.values()
+        for table in tables.values()
         if topology.writer(table.name) is None
     ]
 
 
-def source_key(settings: Settings, source: StreamSource) -> dg.AssetKey:
-    """The asset that a stream reads: a topic, or the table of another stream."""
-    return (topic_key if isinstance(source, KafkaTopic) else table_key)(settings.dagster, source.name)
+def _read_keys(settings: Settings, stream: Stream) -> list[dg.AssetKey]:
+    """The assets that a stream reads: topics, tables as sources, and tables that it looks up."""
+    tables = [*(table.name for table in stream.tables_read), *(lookup.name for lookup in stream.lookups.values())]
+    return [
+        *(topic_key(settings.dagster, topic.name) for topic in stream.topics),
+        *(table_key(settings.dagster, name) for name in tables),
+    ]
 
 
 def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[SessionSpec]) -> list[dg.AssetSpec]:
@@ -211,7 +216,7 @@ def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.Asse
     return [
         dg.AssetSpec(
             table_key(settings.dagster, table.name),
-            deps=[source_key(settings, source) for source in stream.sources.values()],
+            deps=_read_keys(settings, stream),
             group_name=f"{group}_dead_letters" if table in beside else group,
             kinds={"spark", store_of(table).kind},
             description=shown.get(table.name)

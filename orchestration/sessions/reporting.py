@@ -102,7 +102,7 @@ def figures(status: Status, now: float, unread: Unread | None = None) -> dict[st
     Rates, lag and watermark are left out when they are older than a minute: `now` is seconds since 1970.
     `unread` is what the stream has not read, if the broker was asked.
     """
-    rates = ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "batch_ms")
+    rates = ("input_rows_per_s", "processed_rows_per_s", "state_rows", "state_mb", "state_skew", "batch_ms")
     fresh = (*(rates if _fresh(status.progress_at, now) else ()), *(_LAG if _fresh(status.lag_at, now) else ()))
     few = 0 < sum(map(len, status.lag_partitions.values())) <= MOST_PARTITIONS
     return shown(

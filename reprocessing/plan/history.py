@@ -12,9 +12,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, TableVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, ends_of, starts_of
 from streaming_jobs.state.ledger_file import RawLine
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
@@ -27,7 +27,7 @@ class CommittedBatch:
     """One batch on the path: its offsets (topic -> partition -> offset), its code, and the tables' versions after it.
 
     `at` is its time in seconds since 1970, `seconds` its duration; None if that is not known. `rows` are those written
-    to the primary table.
+    to the primary table, `lookups` the versions of the tables that it looked up.
     """
 
     txn: Txn
@@ -39,6 +39,7 @@ class CommittedBatch:
     records: int
     seconds: float | None = None
     rows: int = 0
+    lookups: Mapping[str, TableVersion] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -54,6 +55,7 @@ class CommittedBatch:
             records=entry.records,
             seconds=seconds,
             rows=entry.rows.get("written", 0),
+            lookups=entry.lookups,
         )
 
 

@@ -31,6 +31,7 @@ from reprocessing.plan.conditions import UnknownColumn, broken
 from reprocessing.plan.first_bad_row import refuse_same_code
 from reprocessing.plan.history import generation_spans
 from reprocessing.plan.journal import journal_of, next_step
+from reprocessing.plan.lookups import looked_up
 from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import next_id, save, sealed
 from reprocessing.plan.registry import prune_plans, refuse_if_held, undone_by
@@ -446,6 +447,7 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
         *_downstream(snapshot),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start),
+        *looked_up(snapshot.settings, snapshot.stream, snapshot.record.generations, start),
     ]
 
 

@@ -43,6 +43,12 @@ def sliceable(stream: Stream, table: str | None = None) -> Sliceable:
             "a row depends on is not bounded",
             f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
         )
+    if stream.lookups:
+        raise UsageError(
+            f"stream {stream.name} looks up table {next(iter(stream.lookups.values())).name}: its rows are of several "
+            "versions of that table, and a slice is made of its records in one batch",
+            f"rebuild the whole table: {commands.plan(stream.name, to_earliest=True)}",
+        )
     (parameter, topic), *_ = stream.sources.items()
     if not isinstance(topic, KafkaTopic):
         raise UsageError(

@@ -75,6 +75,7 @@ def replay(
             stream,
             Archives(folders.settings),
             until.ends,
+            record.generations,
             bounded=True,
             replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
             topic_sinks=DiscardedTopicSinks(),

@@ -14,12 +14,13 @@ anew with an end on the border, and the query is restarted: Spark then runs batc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reprocessing.plan.lookups import first_run
 from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefused, RecourseError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
@@ -38,6 +39,7 @@ from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.storage.files import sync, write_atomic
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
@@ -87,14 +89,16 @@ class ReplaySession:
     """A replay of `stream` under `settings`, whose state and tables must exist and belong to the replay alone.
 
     `ends` are the offsets that the replay has to reach on its way to its topics' ends; if it is `bounded`, sources read
-    nothing past them. `replan` checks each batch before it runs. `topic_sinks` None: corrected records are written.
-    `name` is the name of Spark's log file, if it is not the stream's.
+    nothing past them. `generations` are those of the run that is repeated: its batches say what it looked up. `replan`
+    checks each batch before it runs. `topic_sinks` None: corrected records are written. `name` is the name of Spark's
+    log file, if it is not the stream's.
     """
 
     settings: Settings
     stream: Stream
     archives: Archives
     ends: TopicOffsets
+    generations: Sequence[Generation]
     bounded: bool = False
     replan: Replan | None = None
     topic_sinks: TopicSinks | None = None
@@ -103,7 +107,12 @@ class ReplaySession:
     def run(self, watch: Watch) -> ReplayResult:
         until = self.ends if self.bounded else None
         queries = SparkQueries(
-            self.settings, self.replan, archives=self.archives, until=until, topic_sinks=self.topic_sinks
+            self.settings,
+            self.replan,
+            archives=self.archives,
+            until=until,
+            topic_sinks=self.topic_sinks,
+            lookups=first_run(self.archives.settings, self.stream, self.generations, self._begins()),
         )
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
@@ -121,6 +130,15 @@ class ReplaySession:
             return ReplayResult(None, failure_of(session.running[0] if session.running else None))
         last = last_entry(self.settings, self.stream)
         return ReplayResult(last, missed_end(ends_of(last.offsets), self.ends, exactly=self.bounded))
+
+    def _begins(self) -> TopicOffsets:
+        """Where it begins, or goes on after a crash."""
+        record = stream_record.load(self.settings, self.stream.name)
+        if record is None:
+            return {}
+        checkpoint = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
+        last = checkpoint.last_committed
+        return record.starts if last is None else checkpoint.end(last)
 
 
 def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[RecourseError]) -> None:

@@ -67,6 +67,7 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         context.stream,
         archives,
         context.kept().ends if until is None else until.ends,
+        [each for each in context.record.generations if each.number <= plan.saw.generation],
         bounded=until is not None,
         replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
     ).run(_ReplayWatch(context, void))

@@ -45,6 +45,7 @@ class Graph:
         for stream in streams:
             node = Node("stream", stream.name)
             edges += [(source_node(source), node) for source in stream.sources.values()]
+            edges += [(Node("table", lookup.place), node) for lookup in stream.lookups.values()]
             edges += [(node, Node("table", sink.name)) for sink in stream.sinks.values()]
             edges += [(node, Node("topic", sink.name)) for sink in stream.topic_sinks.values()]
         return cls(tuple(dict.fromkeys(node for edge in edges for node in edge)), tuple(dict.fromkeys(edges)))
@@ -122,6 +123,9 @@ def _block(stream: Stream, graph: Graph) -> str:
         watermark = f", watermark {source.time_column} - {source.lateness}" if source.event_time else ""
         writers = _streams("written by", graph.before(node))
         lines.append(f"  <- {node.kind} {source.name} as {parameter}{watermark}{writers}")
+    for parameter, lookup in stream.lookups.items():
+        writers = _streams("written by", graph.before(Node("table", lookup.place)))
+        lines.append(f"  <- table {lookup.place} as {parameter} (looked up){writers}")
     for position, sink in enumerate(stream.sinks.values()):
         keys = f" by {', '.join(sink.keys)}" if sink.keys else ""
         partitions = f", partitioned by {', '.join(sink.partition_by)}" if sink.partition_by else ""

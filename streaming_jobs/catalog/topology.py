@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from streaming_jobs.catalog.truths import Truth
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
@@ -78,6 +79,9 @@ def _feeds(stream: Stream, others: Iterable[Stream]) -> Iterable[tuple[str, str]
         for table in other.tables_read:
             if table.name in stream.table_names:
                 yield f"table {table.name}", other.name
+        for lookup in other.lookups.values():
+            if lookup.path is None and lookup.name in stream.table_names:
+                yield f"table {lookup.name}", other.name
         for topic in other.topics:
             if topic.name in topics:
                 yield f"topic {topic.name}", other.name
@@ -92,8 +96,29 @@ def with_columns(stream: Stream, streams: Mapping[str, Stream], writers: Mapping
         else source
         for parameter, source in stream.sources.items()
     }
+    lookups = {
+        parameter: _looked_up(stream.name, lookup, streams.get(writers.get(lookup.name, "")))
+        for parameter, lookup in stream.lookups.items()
+    }
     same = all(sources[parameter] is source for parameter, source in stream.sources.items())
-    return stream if same else replace(stream, sources=sources)
+    same = same and all(lookups[parameter] is lookup for parameter, lookup in stream.lookups.items())
+    return stream if same else replace(stream, sources=sources, lookups=lookups)
+
+
+def _looked_up(reader: str, lookup: Lookup, writer: Stream | None) -> Lookup:
+    """The lookup with its columns, those of the table's writer if it declares none itself."""
+    table = None if writer is None or lookup.path is not None else _written(lookup.name, writer)
+    declared = None if table is None else table.schema
+    if lookup.schema is None:
+        if declared is None:
+            raise UsageError(
+                f"stream {reader} looks up table {lookup.name}, whose columns no stream here declares",
+                f'correct the name, or give the lookup its schema: Lookup("{lookup.name}", schema=...)',
+            )
+        return replace(lookup, schema=declared)
+    if declared is not None:
+        _same_types(reader, lookup.name, lookup.columns, declared)
+    return lookup
 
 
 def _refuse_without_order(stream: Stream) -> None:
@@ -171,7 +196,7 @@ _UNKNOWN_ARGUMENT = re.compile(
 _NOT_IMPORTED = re.compile(r"tests?|test_\w+|conftest|__\w+__")
 """Modules below a package of `flows` that pytest or a command runs."""
 _OF_PACKAGES = ("site-packages", "dist-packages")
-_DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json")
+_DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json", "Lookup")
 
 
 @dataclass(frozen=True)
@@ -269,6 +294,10 @@ class Topology:
     def tables_read(self) -> dict[str, DeltaSource]:
         return {table.name: table for s in self.streams.values() for table in s.tables_read}
 
+    @property
+    def tables_looked_up(self) -> dict[str, Lookup]:
+        return {lookup.name: lookup for s in self.streams.values() for lookup in s.lookups.values()}
+
     def writer(self, table: str) -> Stream | None:
         """The stream that writes a table; None if none does."""
         return next((stream for stream in self.streams.values() if table in stream.table_names), None)
@@ -283,6 +312,14 @@ class Topology:
 
     def table_readers(self, table: str) -> list[str]:
         return [s.name for s in self.streams.values() if any(t.name == table for t in s.tables_read)]
+
+    def looking_up(self, table: str) -> list[str]:
+        """The streams that look up a table below `tables`."""
+        return [
+            stream.name
+            for stream in self.streams.values()
+            if any(lookup.name == table and lookup.path is None for lookup in stream.lookups.values())
+        ]
 
 
 def import_from(project: Path) -> None:

@@ -339,6 +339,11 @@ def _only_table(stream: Stream) -> DeltaTable:
         raise UsageError(
             f"stream {stream.name} is not one from topics to one Delta table", "adopt one table by one stream"
         )
+    if stream.lookups:
+        raise UsageError(
+            f"stream {stream.name} looks up a table, and the job's batches do not say at which versions",
+            "adopt the table by a stream without lookups, and add them afterwards",
+        )
     if tables[0].order_by or tables[0].deletes is not None:
         raise UsageError(
             f"table {tables[0].name} is declared with order_by, and the rows of the job have no order",

@@ -107,6 +107,13 @@ def taken_out(rows: Mapping[str, int], how: str) -> int:
     return sum(number for name, number in rows.items() if name.startswith(how))
 
 
+class TableVersion(NamedTuple):
+    """A version of a Delta table; `table_id` tells the table from another one that was made under its name."""
+
+    version: int
+    table_id: str
+
+
 @dataclass(frozen=True)
 class LedgerEntry:
     """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
@@ -115,7 +122,8 @@ class LedgerEntry:
     `quarantined:<table>` and `dropped:<table>` were taken out by row rules, or dropped by the error policy; `read`
     counts the rows that were read, if offsets are the versions of a table. `rules`: table -> rule -> rows that broke
     it. `new`, of a publish: the files that have only rows of records that no batch had read before; None if that is not
-    known. `written`: where the batch lies in the topics that it wrote.
+    known. `written`: where the batch lies in the topics that it wrote. `lookups`: the version of each table that the
+    batch looked up.
     """
 
     kind: Kind
@@ -132,6 +140,7 @@ class LedgerEntry:
     rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     new: tuple[str, ...] | None = None
     written: tuple[WrittenRange, ...] = ()
+    lookups: Mapping[str, TableVersion] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -194,6 +203,8 @@ class LedgerEntry:
             value["new"] = list(self.new)
         if self.written:
             value["written"] = [list(astuple(r)) for r in self.written]
+        if self.lookups:
+            value["lookups"] = {table: list(each) for table, each in self.lookups.items()}
         return json.dumps(value, separators=(",", ":"))
 
     @classmethod
@@ -225,4 +236,5 @@ class LedgerEntry:
             rules=value.get("rules", {}),
             new=tuple(value["new"]) if "new" in value else None,
             written=tuple(WrittenRange(*r) for r in value.get("written", ())),
+            lookups={table: TableVersion(*each) for table, each in value.get("lookups", {}).items()},
         )

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.base import SourceCounts
+    from streaming_jobs.table_sources.lookups import LookupFrames
 
 
 # The counts in a batch's ledger entry: rows by table, dropped rows, and rows by broken rule.
@@ -180,6 +181,8 @@ class BatchPipeline:
     """What several outputs share that keep state or join: a batch's frame has its rows."""
     isolation: Isolation | None = None
     """Sets aside records on which the function raises, and counts failures against the error budget."""
+    lookups: LookupFrames | None = None
+    """The tables that the function looks up, at one version per batch."""
     ends_when_quiet: bool = False
     """Spark would plan batches for ever: end the query after a batch without records, rows or due timers."""
     failure: BaseException | None = field(default=None, init=False)
@@ -223,6 +226,8 @@ class BatchPipeline:
             raise
         finally:
             self.in_batch = False
+        if self.lookups is not None:
+            self.lookups.plan_anew()
 
     def _replan(self, batch: int) -> None:
         """End the query if the batch has to end at other offsets; a batch that a table has already is left as it is."""
@@ -270,6 +275,8 @@ class BatchPipeline:
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
             staged, isolated = self._staged(frame, entry, path, held)
+            if self.lookups is not None:  # whose scans have been planned by now
+                entry = replace(entry, lookups=self.lookups.pins.noted(batch))
             computed, prepared_s = time.monotonic(), self._write_s
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
@@ -353,7 +360,7 @@ class BatchPipeline:
 
     def _made_of(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """The frames that the function makes of records of a batch; of a stream without state."""
-        outputs = self.stream.outputs(**records)
+        outputs = self.stream.outputs(**records, **({} if self.lookups is None else self.lookups.frames))
         fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
         return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
 

@@ -210,6 +210,7 @@ _FORMER_MODULES = {
     "JsonSchema": "formats.json_schema",
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
+    "Lookup": "lookup",
     "Protobuf": "formats.protobuf",
     "RecordTimestamp": "event_times",
     "Slices": "slices",
@@ -311,6 +312,7 @@ def _declared(stream: Stream, type_name: TypeName) -> list[object]:
         "topic": stream.topic_sinks,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
         "errors": {"": stream.errors} if stream.errors != DEFAULT_POLICY else {},
+        "lookup": stream.lookups,
     }
     return [
         (kind, name, _described(each, type_name)) for kind, by_name in parts.items() for name, each in by_name.items()

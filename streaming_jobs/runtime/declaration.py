@@ -87,6 +87,11 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
         for name in ("event_time", "lateness", *(["tombstones"] if of_topic else []), "max_ahead"):
             if (value := getattr(source, name)) is not None:
                 yield f"{place}: {name}", str(value)
+    for lookup in stream.lookups.values():
+        place = f"table {lookup.name} that is looked up"
+        yield place, str(lookup.path or "below tables")
+        for field in lookup.columns.fields:
+            yield f"{place}: column {field.name}", field.dataType.simpleString()
     for table in stream.sinks.values():
         place = f"table {table.name}"
         yield place, table.mode

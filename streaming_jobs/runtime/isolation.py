@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -177,6 +176,7 @@ class Isolation:
         aside: SetAside,
         sources: Sequence[KafkaSource],
         sinks: SinkSet,
+        lookups: Mapping[str, DataFrame],
         *,
         stateful: bool,
         in_replay: bool,
@@ -184,9 +184,12 @@ class Isolation:
         topics = [source.name for source in sources]
 
         def outputs(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
-            return list(fitted_outputs(stream, sinks, stream.outputs(**records), topics).values())
+            return list(fitted_outputs(stream, sinks, stream.outputs(**records, **lookups), topics).values())
 
-        runs = partial(stateless_parts, stream) if stateful else outputs
+        def ahead_of_state(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
+            return stateless_parts(stream, {**records, **lookups})
+
+        runs = ahead_of_state if stateful else outputs
         return cls(stream.name, stream.errors, file, sources, runs, aside, in_replay)
 
     def isolate(

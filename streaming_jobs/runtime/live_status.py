@@ -13,12 +13,15 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.lag import Ends, LagClock
 from streaming_jobs.runtime.stream_queries import RunningQuery
+from streaming_jobs.state.checkpoint import state_skew
 from streaming_jobs.state.status import Status, Totals, broken_rules, late_rows, moment, update
 from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
 
 _RECENT = 5.0
+_SKEW_EVERY = 60.0
+"""Seconds between two readings of the state's snapshots."""
 
 
 class ProcessClock(Protocol):
@@ -46,6 +49,7 @@ class LiveStatus:
     _read_in_plan: dict[int, float] = field(default_factory=dict, init=False)
     """By batch that Spark has not reported yet: seconds that are reading and decoding, not planning."""
     _warned: dict[str, str] = field(default_factory=dict, init=False)
+    _skew_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._lag = LagClock(self.status.read_up_to)
@@ -67,6 +71,9 @@ class LiveStatus:
     def refresh(self, query: RunningQuery, pipeline: BatchPipeline | None) -> None:
         """Take over Spark's newest progress, and note if the stream is idle."""
         reported = self.take_progress(query, pipeline)
+        if pipeline is not None and self.status.state_operators and self.clock.monotonic() >= self._skew_at:
+            self._skew_at = self.clock.monotonic() + _SKEW_EVERY
+            self.status.state_skew = state_skew(pipeline.files.checkpoint)
         if self.status.state in ("running", "idle", "starting"):
             patience = max(_RECENT, 3 * self.status.batch_every_s)
             recent = self.clock.time() - (self.status.committed_at or 0) < patience

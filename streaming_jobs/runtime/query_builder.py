@@ -73,6 +73,7 @@ from streaming_jobs.storage.files import scratch
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
+from streaming_jobs.table_sources.lookups import LookupFrames, LookupHistory, LookupPins, Lookups
 from streaming_jobs.table_sources.source import TableSource
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.text import commands
@@ -205,6 +206,8 @@ class QueryBuilder:
     until: TopicOffsets | None = None
     topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
     lease: WriteLease | None = None
+    lookups: LookupHistory | None = None
+    """Of a replay: what the stream's first run has looked up."""
 
     @property
     def stream_settings(self) -> StreamSettings:
@@ -239,11 +242,11 @@ class QueryBuilder:
 
     def limits_of(self, topic: str) -> BatchLimits:
         spark, until = self.settings.spark, None if self.until is None else self.until.get(topic, {})
+        limits = replace(self.limits, until=until, steps=() if self.lookups is None else self.lookups.steps(topic))
         if not spark.has_executors:
-            return replace(self.limits, until=until, tasks=spark.reading_tasks)
+            return replace(limits, tasks=spark.reading_tasks)
         return replace(
-            self.limits,
-            until=until,
+            limits,
             tasks=spark.reading_tasks,
             cores=cores_file(self.settings),
             driver_share=DRIVER_SHARE,
@@ -276,9 +279,11 @@ class QueryBuilder:
             )
             for s in sources
         }
-        outputs = self._outputs(frames)
+        pins = self._pins(record.generation)
+        lookups = self._lookups.frames(spark, pins)
+        outputs = self._outputs({**frames, **lookups})
         plan_traits = self._checked_traits(outputs)
-        self._check_isolation(spark, sources, plan_traits)
+        self._check_isolation(spark, sources, plan_traits, lookups)
         record = self._bound(record, snapshot, starts, outputs)
         check_topics(self.stream, outputs)
         self._check_lease()  # opening the topics fences every other driver
@@ -304,10 +309,12 @@ class QueryBuilder:
             aside,
             [source for source in sources if isinstance(source, KafkaSource)],
             sinks,
+            lookups,
             stateful=plan_traits.may_keep_state,
             in_replay=self._is_replay,
         )
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, isolation)
+        pipeline.lookups = None if pins is None else LookupFrames(lookups, pins)
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
@@ -355,7 +362,7 @@ class QueryBuilder:
         """
         outputs = self._without_start(spark)
         plan_traits = self._checked_traits(outputs)
-        self._check_isolation(spark, self._sources({}), plan_traits)
+        self._check_isolation(spark, self._sources({}), plan_traits, self._lookups.frames(spark))
         if len(outputs) > 1 and self._share(plan_traits):
             SharedPlan.of(self.stream.name, outputs)
         fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
@@ -375,6 +382,7 @@ class QueryBuilder:
                 s.parameter: s.stream(spark, start={}, limits=self.limits_of(s.name), owner=self.stream.name)
                 for s in self._sources({})
             }
+            | self._lookups.frames(spark)
         )
 
     def _outputs(self, frames: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
@@ -404,6 +412,25 @@ class QueryBuilder:
         archives = self.archives or Archives(self.settings)
         return sources_of(self.stream, self.stream_settings, self.connection, archives, topic_ids)
 
+    @property
+    def _lookups(self) -> Lookups:
+        """The tables that the stream looks up; those of a replay are the stream's own."""
+        return Lookups(self.stream, (self.archives or Archives(self.settings)).settings)
+
+    def _pins(self, generation: int) -> LookupPins | None:
+        """What chooses the versions of the tables that the stream looks up; None if it looks up none."""
+        if not self.stream.lookups:
+            return None
+        folder = StreamFolder.of(self.settings, self.stream.name)
+        return LookupPins(
+            generation,
+            folder.checkpoint(generation),
+            folder.lookups,
+            self._lookups.tables(),
+            self.lookups,
+            newest=self.stream_settings.replay_lookups == "newest",
+        )
+
     def _without(
         self, aside: SetAside, sources: Sequence[KafkaSource | TableSource]
     ) -> list[KafkaSource | TableSource]:
@@ -417,11 +444,16 @@ class QueryBuilder:
         ]
 
     def _check_isolation(
-        self, spark: SparkSession, sources: Sequence[KafkaSource | TableSource], plan_traits: PlanTraits
+        self,
+        spark: SparkSession,
+        sources: Sequence[KafkaSource | TableSource],
+        plan_traits: PlanTraits,
+        lookups: Mapping[str, DataFrame],
     ) -> None:
         """Raise ConfigurationError if records on which the function raises can not be found ahead of its state."""
         if self.stream.errors.function != "fail" and plan_traits.may_keep_state:
-            stateless_parts(self.stream, {source.parameter: source.batch(spark, {}, {}) for source in sources})
+            records = {source.parameter: source.batch(spark, {}, {}) for source in sources}
+            stateless_parts(self.stream, {**records, **lookups})
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from streaming_jobs.runtime.batch import BatchPipeline
     from streaming_jobs.runtime.query_handle import BuiltQuery
     from streaming_jobs.runtime.stream_sinks import TopicSinks
+    from streaming_jobs.table_sources.lookups import LookupHistory
 
 log = structlog.get_logger()
 
@@ -173,6 +174,8 @@ class SparkQueries:
     until: TopicOffsets | None = None
     topic_sinks: TopicSinks | None = None
     shown: GroupOffsets | None = None
+    lookups: LookupHistory | None = None
+    """Of a replay: what its stream's first run has looked up."""
     _ends: EndOffsets | None = field(default=None, init=False)
     _client: Location | None = field(default=None, init=False)
 
@@ -227,6 +230,7 @@ class SparkQueries:
             until=self.until,
             topic_sinks=self.topics_written,
             lease=hooks.lease,
+            lookups=self.lookups,
         ).assemble(spark, snapshot)
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", stream.name)
         return start(built, hooks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +168,7 @@ class BatchLimits:
 
     `first`: records of the first batch. `seconds` is at least the time from one batch's start to the next one's.
     `until`: partition -> offset; with the trigger available-now, batches end there instead of at the topic's end.
+    `steps` are offsets by partition at which a batch has to end, in order, if it begins before.
     `tasks` read a large batch; 0: one per core, of the executors that a file of `platform/cluster.py` counts.
     `driver_share` of a core decodes small batches; None: any share, as without executors beside the driver.
     `times` is the file of the batch's `ReadTimes`.
@@ -179,6 +180,7 @@ class BatchLimits:
     wait: float
     first: int = FIRST
     until: Mapping[int, int] | None = None
+    steps: Sequence[Mapping[int, int]] = ()
     tasks: int = 0
     cores: Path | None = None
     driver_share: float | None = None
@@ -189,6 +191,20 @@ class BatchLimits:
         with suppress(FileNotFoundError):
             return self.tasks or (int(self.cores.read_text(encoding="ascii")) if self.cores is not None else 0)
         return 0
+
+
+def up_to_step(
+    start: Mapping[int, int], ends: Mapping[int, int], steps: Iterable[Mapping[int, int]]
+) -> Mapping[int, int]:
+    """The ends, but none after the first of the steps that a batch from `start` can move towards.
+
+    A partition that a step does not name was read after it only.
+    """
+    for step in steps:
+        towards = {p: max(min(end, step.get(p, 0)), start.get(p, 0)) for p, end in ends.items()}
+        if any(end > start.get(p, 0) for p, end in towards.items()):
+            return towards
+    return ends
 
 
 DRIVER_SHARE = 0.25
@@ -256,7 +272,7 @@ class Planner:
             records, at = self._planned
             self._size.took(records, self.monotonic() - at)
         start = self._after_void(start)
-        ends = self._ends(dict(start))
+        ends = up_to_step(start, self._ends(dict(start)), self.limits.steps)
         if lag(start, ends) > SMALL:
             self._learn_size(start)
         end = share(start, ends, self._size.limit)

@@ -396,10 +396,45 @@ def needed_state(state: Location, version: int) -> Iterator[str]:
 
 def _tables_of(snapshot: Location) -> Iterator[str]:
     """Yields the names of a snapshot's RocksDB files, which are in `SSTs` beside it (Spark's RocksDBFileManager)."""
+    for file in _metadata(snapshot)["sstFiles"]:
+        yield file["dfsSstFileName"]
+
+
+def _metadata(snapshot: Location) -> dict[str, Any]:
+    """What Spark writes into a full snapshot about it."""
     with zipfile.ZipFile(BytesIO(snapshot.read_bytes())) as packed:
         _, _, text = packed.read("metadata").decode().partition("\n")
-    for file in json.loads(text)["sstFiles"]:
-        yield file["dfsSstFileName"]
+    return dict(json.loads(text))
+
+
+def state_skew(checkpoint: Checkpoint) -> float | None:
+    """Keys of the fullest partition of an operator's state, divided by those of an average one; of all the greatest.
+
+    Read from the newest full snapshots, which Spark makes every few batches; None while a partition has none. Of a
+    store it is not read, since each snapshot would be a request.
+    """
+    folder = checkpoint.folder
+    if isinstance(folder, StorePath):
+        return None
+    try:
+        skews = [_skew(folder / "state" / str(operator)) for operator in _entries(folder / "state")]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # removed, or not whole yet
+        return None
+    return max((skew for skew in skews if skew is not None), default=None)
+
+
+def _skew(operator: Path) -> float | None:
+    keys = []
+    for partition in (operator / str(number) for number in _entries(operator)):
+        newest: dict[Path, tuple[int, Path]] = {}  # by store: a join has several in a partition
+        for snapshot in partition.rglob("*.zip"):
+            if match := _VERSIONED.fullmatch(snapshot.name):
+                found = int(match[1]), snapshot
+                newest[snapshot.parent] = max(newest.get(snapshot.parent, found), found)
+        if not newest:
+            return None
+        keys.append(sum(int(_metadata(snapshot)["numKeys"]) for _, snapshot in newest.values()))
+    return round(max(keys) * len(keys) / sum(keys), 2) if sum(keys) > 0 else None
 
 
 def _entries(log: Location) -> set[int]:

@@ -32,7 +32,7 @@ from typing import IO, Any
 import structlog
 
 from streaming_jobs.errors import RecourseError
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, TableVersion, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges
 from streaming_jobs.platform import json_lines
 from streaming_jobs.sinks.stored import Commit, entries
@@ -154,6 +154,7 @@ class LedgerFile:
             "rows": dict(entry.rows),
             "txns": dict(entry.txns),
             **({"rules": {table: dict(broken) for table, broken in entry.rules.items()}} if entry.rules else {}),
+            **({"lookups": {table: list(each) for table, each in entry.lookups.items()}} if entry.lookups else {}),
             "code": list(entry.code),
         }
         if entry.written:
@@ -417,6 +418,7 @@ def _entry(stream: str, line: Mapping[str, Any]) -> LedgerEntry:
         note=line.get("note"),
         rules=line.get("rules", {}),
         written=tuple(WrittenRange(*each) for each in line.get("written", ())),
+        lookups={table: TableVersion(*each) for table, each in line.get("lookups", {}).items()},
     )
 
 

@@ -203,6 +203,8 @@ class Status:
     """Seconds from the newest record's timestamp to a later watermark: records on time are then late."""
     state_rows: int | None = None
     state_mb: float | None = None
+    state_skew: float | None = None
+    """Keys in the fullest partition of an operator's state, divided by those of an average one."""
     state_operators: list[StateSize] = field(default_factory=list)
     """The same by operator, in the order of Spark's reports."""
     rows_written: int = 0
@@ -355,6 +357,7 @@ _CARRIED_OVER = (
     "watermark_delay_s",
     "state_rows",
     "state_mb",
+    "state_skew",
     "state_operators",
     "code_version",
     "last_error",

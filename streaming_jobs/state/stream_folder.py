@@ -127,6 +127,11 @@ class StreamFolder:
         return ObjectHandle(self.files, "set_aside.json")
 
     @property
+    def lookups(self) -> ObjectHandle:
+        """The versions of the tables that the newest batch looks up (`table_sources/lookups.py`)."""
+        return ObjectHandle(self.files, "lookups.json")
+
+    @property
     def output_plans(self) -> ObjectHandle:
         """The output plans of each code version (`runtime/output_plans.py`)."""
         return ObjectHandle(self.files, "outputs.json")

@@ -24,7 +24,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.errors import OffsetsLost
-from streaming_jobs.sources.planner import BatchLimits, BatchSize
+from streaming_jobs.sources.planner import BatchLimits, BatchSize, up_to_step
 from streaming_jobs.sources.record_blocks import POSITION, RECORD, REFUSED, TIME, read_used
 from streaming_jobs.storage.locations import Location, opened_for_reading
 from streaming_jobs.table_sources.versions import DataFile, TableVersions, Version
@@ -93,10 +93,10 @@ class RowBlocks:
     def of_files(self, files: Iterable[FileToRead]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of files, in their order; raises OffsetsLost for a file that is gone."""
         for each in files:
-            for rows in self._read(each.file):
+            for rows in self.columns_of(each.file):
                 yield self._batch(rows, each)
 
-    def _read(self, file: DataFile) -> Iterator[list[pa.Array]]:
+    def columns_of(self, file: DataFile) -> Iterator[list[pa.Array]]:
         """Yields the table's columns of a file, block by block; unused columns are null."""
         if (path := self.versions.on_disk(file.path)) is None:
             raise self.versions.file_gone(file.path)
@@ -257,6 +257,7 @@ class TablePlanner:
             return start
         if start == 0:
             return end
+        end = up_to_step({0: start}, {0: end}, self.limits.steps)[0]
         rows = size = 0
         at = start
         while at < end and at - start < _MOST_VERSIONS:

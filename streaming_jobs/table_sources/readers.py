@@ -2,7 +2,8 @@
 
 A batch of versions `[s, e)` needs them until it is committed, and until the next one is: a recovery may let its replay
 end where the last batch began. A replay from the beginning reads the table's content at such a border, so the version
-before it is needed too. Replays that run now count like the stream itself.
+before it is needed too. Replays that run now count like the stream itself. Of a table that is looked up, a replay may
+need any version of the last days.
 """
 
 from __future__ import annotations
@@ -28,15 +29,22 @@ class TableReaders:
     table: str
     names: tuple[str, ...]
     table_id: str = ""
+    looked_up: bool = False
 
     @classmethod
     def of(cls, settings: Settings, table: str, table_id: str = "") -> TableReaders:
         """Those among the declared streams, and later all whose record has the table's id."""
-        return cls(settings, table, tuple(Topology.load(settings.flows).table_readers(table)), table_id)
+        streams = Topology.load(settings.flows)
+        readers, looked_up = tuple(streams.table_readers(table)), bool(streams.looking_up(table))
+        return cls(settings, table, readers, table_id, looked_up)
 
     def needs(self) -> list[Need]:
-        """The versions that each reader still needs now; none for a reader that has never run."""
-        return [need for folder in self._folders() if (need := self._need(folder)) is not None]
+        """The versions that each reader still needs now; none for a reader that has never run.
+
+        A replay of a stream that looks the table up may need any version: all stay, within the bounds of the settings.
+        """
+        needs = [need for folder in self._folders() if (need := self._need(folder)) is not None]
+        return [Need(0, None), *needs] if self.looked_up else needs
 
     def _folders(self) -> Iterator[StreamFolder]:
         """The state folders of the readers, and of their replays."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.declare.format import Refusal
+from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
@@ -135,7 +136,7 @@ class StreamTest:
                 f"stream {stream.name} reads table {stream.tables_read[0].name}; a StreamTest sends records of topics",
                 "call the stream's function with frames of rows",
             )
-        self.stream = stream
+        self.stream = _with_its_tables(stream)
         self.settings = Settings(**{"home": folder.absolute() / ".recourse", **(settings or {})})
         self.clock = datetime.now(UTC)
         self.batches: list[LedgerEntry] = []
@@ -207,7 +208,29 @@ class StreamTest:
         """Let the next run have another version of the stream, on the same state and tables."""
         if stream.name != self.stream.name:
             raise UsageError(f"the test is of stream {self.stream.name}, not {stream.name}", "make a second StreamTest")
-        self.stream = stream
+        self.stream = _with_its_tables(stream)
+
+    def lookup(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the rows of a table that the stream looks up: the next batch that is planned reads them.
+
+        Raises UsageError for a table that the stream does not look up, and for rows that do not fit its columns.
+        """
+        import pyarrow as pa
+        from deltalake import write_deltalake
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        declared = next((each for each in self.stream.lookups.values() if each.name == table), None)
+        if declared is None:
+            named = ", ".join(each.name for each in self.stream.lookups.values()) or "(none)"
+            raise UsageError(f"stream {self.stream.name} does not look up table {table}", f"it looks up {named}")
+        columns = nullable(declared.columns)
+        if unknown := {name for row in rows for name in row} - set(columns.fieldNames()):
+            raise UsageError(f"table {table} has no column {', '.join(sorted(unknown))}", "correct the rows")
+        try:
+            content = pa.Table.from_pylist([dict(row) for row in rows], to_arrow_schema(columns, timezone="UTC"))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UsageError(f"these are no rows of table {table}: {error}", "correct them") from error
+        write_deltalake(str(self.settings.tables / table), content, mode="overwrite")
 
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         """The rows of a table of the stream, sorted by their columns; the primary table if none is named."""
@@ -288,6 +311,12 @@ class StreamTest:
     def _done(self, report: BatchReport) -> None:
         others = [entry for entry in self.batches if entry.txn != report.entry.txn]
         self.batches = [*others, report.entry]
+
+
+def _with_its_tables(stream: Stream) -> Stream:
+    """The stream; the tables that it looks up are those of the test, wherever they are declared."""
+    here = {parameter: replace(lookup, path=None) for parameter, lookup in stream.lookups.items()}
+    return replace(stream, lookups=here) if stream.lookups else stream
 
 
 def _wait(query: RunningQuery) -> None:

@@ -1,4 +1,4 @@
-"""The tests that docs/testing.md shows are green, on the stream that docs/streams.md shows."""
+"""The tests that docs/testing.md and docs/lookup.md show are green, on the streams that the pages show."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ import pytest
 from tests.support import ROOT
 from tests.support.pages import code_of
 
+LOOKUP = code_of("lookup.md", blocks=1)
+
 
 @pytest.mark.timeout(300)
-def test_the_tests_of_the_page_are_green(tmp_path: Path) -> None:
-    (tmp_path / "my_flows.py").write_text(code_of("streams.md", blocks=1))
-    (tmp_path / "test_account_totals.py").write_text(code_of("testing.md", blocks=3))
+@pytest.mark.parametrize(
+    ("flows", "shown", "number"),
+    [
+        (code_of("streams.md", blocks=1), code_of("testing.md", blocks=3), 3),
+        (LOOKUP, code_of("lookup.md").removeprefix(LOOKUP), 1),
+    ],
+    ids=["testing.md", "lookup.md"],
+)
+def test_the_tests_of_the_page_are_green(tmp_path: Path, flows: str, shown: str, number: int) -> None:
+    (tmp_path / "my_flows.py").write_text(flows)
+    (tmp_path / "test_shown.py").write_text(shown)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_account_totals.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shown.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         capture_output=True,
@@ -27,4 +37,4 @@ def test_the_tests_of_the_page_are_green(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "3 passed" in done.stdout
+    assert f"{number} passed" in done.stdout

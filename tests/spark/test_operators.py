@@ -89,10 +89,41 @@ def test_two_tables_are_joined_and_a_delete_on_either_side_deletes(
         assert test.rows() == expected
 
 
+@pytest.mark.parametrize("seed", [11, 12])
+def test_orders_are_joined_with_their_customers_whatever_changes_moves_or_is_deleted(
+    operators: ModuleType, stream_test: Callable[..., StreamTest], seed: int
+) -> None:
+    rng = random.Random(seed)
+    test = stream_test(operators.orders_with_names, partitions=2)
+    orders: dict[str, dict[str, Any] | None] = {}
+    customers: dict[str, str | None] = {}
+    for part in range(5):
+        for _ in range(rng.randint(5, 25)):
+            if rng.random() < 0.6:
+                order, belongs = rng.choice("123456"), rng.choice(["a", "b", "c", None])
+                orders[order] = None if rng.random() < 0.2 else {"customer": belongs, "v": rng.randint(0, 99)}
+                test.send(orders[order], key=order, topic="orders_by_id", partition=int(order) % 2)
+            else:
+                customer, name = rng.choice("abc"), rng.choice([None, "Ann", "Bob", "Cy"])
+                customers[customer] = name
+                test.send(name and {"name": name}, key=customer, topic="customers_by_id", partition=ord(customer) % 2)
+        if part == 2:
+            test.crash_at(rng.choice(["staged", "primary_committed"]))
+            test.run()
+        test.run()
+        expected = [
+            {"id": order, "v": value["v"], "name": name}
+            for order, value in sorted(orders.items())
+            if value is not None and (name := customers.get(value["customer"] or "")) is not None
+        ]
+        assert test.rows() == expected
+    assert not test.dead_letters()
+
+
 def test_every_stream_of_the_page_is_tested(operators: ModuleType) -> None:
     from streaming_jobs.stream import Stream
 
     streams = {name for name, value in vars(operators).items() if isinstance(value, Stream)}
-    assert streams == {*TRUTHS, "events_by_key", "joined_tables"}
+    assert streams == {*TRUTHS, "events_by_key", "joined_tables", "orders_with_names"}
     page = Path(__file__).parents[2].joinpath("docs", "operators.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in streams)

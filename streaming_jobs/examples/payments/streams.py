@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.catalog.truths import Record, truth
+from streaming_jobs.declare.salt import salt
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
@@ -80,20 +81,11 @@ TOPICS: Mapping[str, int] = {PAYMENTS.name: 4, PARTS.name: 4}
 """The topics, with the partitions that they are made with."""
 
 
-def salt(salts: int) -> Column:
-    """The part of its group that a payment belongs to: 0 to `salts` - 1 for hot accounts, by payer; otherwise 0.
-
-    It follows from the record alone, so a batch that is repeated writes the same parts. A payer is in one part of a
-    group, so the numbers of payers of its parts add up.
-    """
-    part = F.pmod(F.xxhash64("payer"), F.lit(salts))
-    return F.when(F.col("account").isin(*HOT_ACCOUNTS), part).otherwise(F.lit(0)).cast("int")
-
-
 def parts(payments: DataFrame, salts: int) -> DataFrame:
-    """The totals of each window, account, region and salt."""
-    five_minutes = F.window("at", "5 minutes")
-    totals = payments.groupBy(five_minutes.alias("five_minutes"), "account", "region", salt(salts).alias("salt")).agg(
+    """The totals of each window, account, region and salt: a payer is in one part of a hot account's group."""
+    five_minutes, hot = F.window("at", "5 minutes"), F.col("account").isin(*HOT_ACCOUNTS)
+    part = salt("payer", parts=salts, where=hot).alias("salt")
+    totals = payments.groupBy(five_minutes.alias("five_minutes"), "account", "region", part).agg(
         F.count("*").alias("payments"),
         F.sum("cents").alias("cents"),
         F.size(F.collect_set("payer")).cast("long").alias("payers"),

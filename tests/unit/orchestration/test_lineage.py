@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from requests import HTTPError, Response
 
 from orchestration.lineage import Lineage, Position, client, send
-from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
+from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, Lookup, stream
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_history import note_session_event
@@ -66,15 +66,22 @@ def test_tables_that_are_read_and_topics_that_are_written_are_told_too(home: Set
     schema = StructType([StructField("n", LongType())])
     topic = KafkaTopic("things_out", value=Json(schema))
 
-    @stream(source=DeltaSource("things_in", schema=schema), sink={"kept": DeltaTable("kept"), "out": KafkaSink(topic)})
-    def copied(things_in: Any) -> Any:
+    names = Lookup("names", schema=schema, path=home.tables_folder.parent / "elsewhere" / "names")
+
+    @stream(
+        source=DeltaSource("things_in", schema=schema),
+        lookups={"names": names},
+        sink={"kept": DeltaTable("kept"), "out": KafkaSink(topic)},
+    )
+    def copied(things_in: Any, names: Any) -> Any:
         """Rows of a table, to a table and a topic."""
 
     write_deltalake(home.tables_folder / "things_in", pa.table({"n": [1]}))
     lay_sessions(home, (THEN, "started"), stream=copied.name)
     ((event, _),) = Lineage(home, copied).since(Position())
     told = json.loads(Serde.to_json(event))
-    (source,) = told["inputs"]
+    source, looked_up = told["inputs"]
+    assert looked_up["name"] == str(home.tables_folder.parent / "elsewhere" / "names")
     assert source["name"] == str(home.tables_folder / "things_in")
     assert [field["name"] for field in source["facets"]["schema"]["fields"]] == ["n"]
     assert ("kafka://embedded", "things_out") in [(one["namespace"], one["name"]) for one in told["outputs"]]

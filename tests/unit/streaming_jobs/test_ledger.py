@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PermanentError, PreflightRefused
-from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn, app_id
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, TableVersion, Txn, app_id
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.sinks.delta.log import newest, walk
 from streaming_jobs.sinks.stored import entries
@@ -49,6 +49,7 @@ ledger_entries = st.builds(
     written=st.lists(st.builds(WrittenRange, st.text(), st.text(), *[st.integers(0, 2**63 - 1)] * 4), max_size=3).map(
         tuple
     ),
+    lookups=st.dictionaries(st.text(), st.builds(TableVersion, st.integers(0, 2**63 - 1), st.text()), max_size=3),
 )
 
 

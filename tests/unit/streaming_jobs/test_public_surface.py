@@ -30,6 +30,7 @@ PUBLIC = [
     "JsonSchema",
     "KafkaSink",
     "KafkaTopic",
+    "Lookup",
     "Matches",
     "NotNull",
     "PermanentError",
@@ -48,6 +49,7 @@ PUBLIC = [
     "Unique",
     "UsageError",
     "archive",
+    "salt",
     "stream",
     "truth",
 ]

@@ -226,8 +226,11 @@ def test_the_ends_of_the_topics_are_looked_up_unless_a_driver_does(
 
 
 def test_status_of_one_stream_shows_the_size_of_its_state_by_operator(settings: Settings, run: Run) -> None:
-    write_status(settings, running(state="stopped", state_operators=[{"name": "dedupe", "rows": 1200, "mb": 1.5}]))
-    assert run("streams", "status", "count").err.count("count: dedupe keeps 1,200 rows, 1.5 MB in memory") == 1
+    operators = [{"name": "dedupe", "rows": 1200, "mb": 1.5}]
+    write_status(settings, running(state="stopped", state_operators=operators, state_skew=2.25))
+    shown = run("streams", "status", "count").err
+    assert shown.count("count: dedupe keeps 1,200 rows, 1.5 MB in memory") == 1
+    assert "count: skew 2.25 (fullest partition of the state : average one)" in shown
     assert "dedupe" not in run("streams", "status", "count", "count").err
 
 

@@ -31,6 +31,7 @@ STATUS = Status(
     watermark="2013-05-01T10:00:00.000Z",
     state_rows=0,
     state_mb=0.25,
+    state_skew=1.5,
 )
 
 
@@ -169,6 +170,7 @@ def test_only_what_is_worth_a_plot_is_a_number() -> None:
     }
     assert plotted == {
         *("input_rows_per_s", "processed_rows_per_s", "lag_records", "batch_ms", "state_rows", "state_mb"),
+        "state_skew",
         *("rows_since_session_start", "dead_letters_since_session_start", "late_rows_since_session_start"),
         *("quarantined_since_session_start", "dropped_by_rules_since_session_start"),
     }

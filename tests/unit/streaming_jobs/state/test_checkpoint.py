@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import hypothesis
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.state.checkpoint import Checkpoint, point_to
+from streaming_jobs.state.checkpoint import Checkpoint, point_to, state_skew
 from streaming_jobs.storage.files import hard_link
 from tests.support.stream_on_disk import as_json
 from tests.support.worlds import ends, lay_checkpoint
@@ -196,3 +197,29 @@ def test_an_entry_of_named_sources_is_read_and_keeps_its_names(tmp_path: Path) -
         'first:{"a": {"0": 3}}',
         'second:{"b": {"0": 9}}',
     ]
+
+
+def snapshot(folder: Path, version: int, keys: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{version}_{'0' * 8}.zip", "w") as packed:
+        packed.writestr("metadata", "v1\n" + json.dumps({"sstFiles": [], "numKeys": keys}))
+
+
+def test_the_skew_of_the_state_is_that_of_the_newest_snapshots_and_known_once_each_partition_has_one(
+    checkpoint: Checkpoint,
+) -> None:
+    state = Path(str(checkpoint.folder)) / "state"
+    assert state_skew(checkpoint) is None
+    for partition, keys in enumerate((10, 30, 20)):
+        snapshot(state / "0" / str(partition), 9, 1_000)
+        snapshot(state / "0" / str(partition), 10, keys)
+    (state / "0" / "_metadata").mkdir()
+    assert state_skew(checkpoint) == 1.5
+    for partition in (0, 1):  # a join has several stores
+        for store, keys in (("left-keyToNumValues", partition), ("right-keyToNumValues", 2 * partition)):
+            snapshot(state / "1" / str(partition) / store, 5, keys)
+    assert state_skew(checkpoint) == 2.0, "of all operators the greatest"
+    (state / "1" / "2").mkdir()
+    assert state_skew(checkpoint) == 1.5
+    (state / "0" / "1" / "11_x.zip").write_bytes(b"half")
+    assert state_skew(checkpoint) is None
