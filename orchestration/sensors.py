@@ -159,7 +159,6 @@ def lags(settings: Settings, readers: Iterable[Stream], topic: TopicFigures) -> 
 
 def _look(settings: Settings, names: Iterable[str]) -> dict[str, TopicFigures]:
     from streaming_jobs.platform.broker import bootstrap_servers
-    from streaming_jobs.sources.connection import client_config
     from streaming_jobs.sources.topics import Topics, look
 
-    return look(Topics(client_config(settings.kafka, bootstrap_servers(settings)), PATIENCE), names)
+    return look(Topics.of(settings.kafka, bootstrap_servers(settings), PATIENCE), names)

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
+from streaming_jobs.declare.names import cluster_of, is_name, unknown_cluster
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration, parse_duration
@@ -226,7 +227,7 @@ def _free_for_the_user(extra: dict[str, str]) -> dict[str, str]:
     """Properties that Recourse does not need for itself; raises ValueError for others."""
     for name in extra:
         as_setting = f"kafka.{name.replace('mechanisms', 'mechanism').replace('.', '_')}"
-        own = as_setting.removeprefix("kafka.") in KafkaSettings.model_fields
+        own = as_setting.removeprefix("kafka.") in ClusterSettings.model_fields
         if (setting := as_setting if own else _HAVE_SETTINGS.get(name)) is not None:
             raise ValueError(f"'{name}' has a setting of its own: {setting}")
         if _GUARANTEED.fullmatch(name):
@@ -234,8 +235,8 @@ def _free_for_the_user(extra: dict[str, str]) -> dict[str, str]:
     return extra
 
 
-class KafkaSettings(Section):
-    """The connection of Spark and confluent-kafka to the cluster. Empty servers mean the embedded broker."""
+class ClusterSettings(Section):
+    """The connection of Kafka's clients to one cluster."""
 
     bootstrap_servers: str = Field("", description="host:port,...; empty: the embedded broker")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
@@ -266,11 +267,6 @@ class KafkaSettings(Section):
         repr=False,
         description="further properties of librdkafka, for every client (docs/secure.md)",
     )
-    group_prefix: str = Field(
-        "",
-        description="commit each stream's offsets to the consumer group of this prefix and its name, for lag exporters "
-        "and Kafka's tools; no other group may begin with it; empty: none",
-    )
     timeout: Duration = Field(timedelta(seconds=15), description="time limit of one request to the cluster")
 
     @model_validator(mode="after")
@@ -279,13 +275,43 @@ class KafkaSettings(Section):
             return self
         if self.sasl_mechanism != "OAUTHBEARER":
             if not self.sasl_username:
-                raise ValueError(f"kafka.sasl_username is empty, and {self.security_protocol} needs a user")
+                raise ValueError(f"sasl_username is empty, and {self.security_protocol} needs a user")
         elif not any(name.startswith("sasl.oauthbearer.") for name in self.extra):  # another way to a token
             for name in ("token_endpoint_url", "client_id", "client_secret"):
                 value = getattr(self, key := f"sasl_oauthbearer_{name}")
                 if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
-                    raise ValueError(f"kafka.{key} is empty, and OAUTHBEARER needs it")
+                    raise ValueError(f"{key} is empty, and OAUTHBEARER needs it")
         return self
+
+
+def _checked_clusters(clusters: dict[str, ClusterSettings]) -> dict[str, ClusterSettings]:
+    for name, cluster in clusters.items():
+        if not is_name(name):
+            raise ValueError(
+                f"'{name}' is not a cluster's name: use lower-case letters, digits and '_', a letter first"
+            )
+        if not cluster.bootstrap_servers:
+            raise ValueError(f"{name}.bootstrap_servers is empty; the embedded broker is for the default cluster only")
+    return clusters
+
+
+class KafkaSettings(ClusterSettings):
+    """The default cluster. Empty servers mean the embedded broker. Topics of other clusters name theirs."""
+
+    group_prefix: str = Field(
+        "",
+        description="commit each stream's offsets to the consumer group of this prefix and its name, for lag exporters "
+        "and Kafka's tools, in the cluster of each topic; no other group may begin with it; empty: none",
+    )
+    clusters: Annotated[dict[str, ClusterSettings], AfterValidator(_checked_clusters)] = Field(default_factory=dict)
+
+    def of(self, topic: str) -> ClusterSettings:
+        """The settings of a topic's cluster; raises ConfigurationError for a cluster that has none."""
+        if not (name := cluster_of(topic)):
+            return self
+        if name not in self.clusters:
+            raise unknown_cluster(topic, self.clusters)
+        return self.clusters[name]
 
 
 class BrokerSettings(Section):

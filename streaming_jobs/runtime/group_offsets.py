@@ -14,6 +14,7 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from streaming_jobs.declare.names import cluster_of, in_cluster, kafka_name
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.settings import Settings
@@ -28,10 +29,10 @@ _EVERY, _WITHIN = 5.0, 10.0
 class GroupOffsets:
     """Commits the newest offsets of each stream, from the first `show` to `close`."""
 
-    def __init__(self, prefix: str, connect: Callable[[], Any], every: float = _EVERY) -> None:
-        """Stream `name` is the group `<prefix>name`; `connect` makes the client."""
+    def __init__(self, prefix: str, connect: Callable[[str], Any], every: float = _EVERY) -> None:
+        """Stream `name` is the group `<prefix>name`; `connect` makes the client of a topic's cluster."""
         self._prefix, self._connect, self._every = prefix, connect, every
-        self._client: Any = None
+        self._clients: dict[str, Any] = {}
         self._newest: dict[str, TopicOffsets] = {}
         self._done: dict[str, TopicOffsets] = {}
         self._failing: set[str] = set()
@@ -42,7 +43,11 @@ class GroupOffsets:
     def of(cls, settings: Settings) -> GroupOffsets | None:
         """Those of the settings, which may want none."""
         prefix = settings.kafka.group_prefix
-        connect = lambda: AdminClient(client_config(settings.kafka, bootstrap_servers(settings)))  # noqa: E731
+
+        def connect(topic: str) -> AdminClient:
+            bootstrap = "" if cluster_of(topic) else bootstrap_servers(settings)
+            return AdminClient(client_config(settings.kafka, bootstrap, topic))
+
         return cls(prefix, connect) if prefix else None
 
     def show(self, stream: Stream, position: TopicOffsets) -> None:
@@ -81,11 +86,15 @@ class GroupOffsets:
                 self._failing.discard(stream)
 
     def _commit(self, group: str, offsets: TopicOffsets) -> None:
-        if self._client is None:
-            self._client = self._connect()
-        places = [TopicPartition(topic, p, offset) for topic, each in offsets.items() for p, offset in each.items()]
-        request = [ConsumerGroupTopicPartitions(group, places)]
-        asked = self._client.alter_consumer_group_offsets(request, request_timeout=_WITHIN)
-        for place in asked[group].result(_WITHIN).topic_partitions:
-            if place.error is not None:
-                raise KafkaException(place.error)
+        by_cluster: dict[str, list[TopicPartition]] = {}
+        for topic, each in offsets.items():
+            places = by_cluster.setdefault(cluster_of(topic), [])
+            places += [TopicPartition(kafka_name(topic), p, offset) for p, offset in each.items()]
+        for cluster, places in by_cluster.items():
+            if cluster not in self._clients:
+                self._clients[cluster] = self._connect(in_cluster("", cluster))
+            request = [ConsumerGroupTopicPartitions(group, places)]
+            asked = self._clients[cluster].alter_consumer_group_offsets(request, request_timeout=_WITHIN)
+            for place in asked[group].result(_WITHIN).topic_partitions:
+                if place.error is not None:
+                    raise KafkaException(place.error)

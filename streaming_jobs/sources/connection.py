@@ -1,4 +1,4 @@
-"""Connections to the cluster: the settings `kafka` as properties of librdkafka, and the reasons of failures.
+"""Connections to the clusters: the settings `kafka` as properties of librdkafka, and the reasons of failures.
 
 A wrong password, or plain text sent to a TLS port, should be reported at once. librdkafka passes such reasons only to
 `error_cb`, so `Failures` collects them there and every wait checks it.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError
 
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
+from streaming_jobs.declare.names import cluster_of, unknown_cluster
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, RecourseError, TransientError
 from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.storage.files import scratch
@@ -34,7 +35,7 @@ from streaming_jobs.text.durations import format_duration, milliseconds
 
 if TYPE_CHECKING:
     from streaming_jobs.ledger.positions import OffsetBounds
-    from streaming_jobs.settings import KafkaSettings, Settings
+    from streaming_jobs.settings import ClusterSettings, KafkaSettings, Settings
     from streaming_jobs.sources.base import TopicInfo, TopicReader
     from streaming_jobs.sources.kafka import TopicClients
 
@@ -53,8 +54,16 @@ LIBRDKAFKA = logging.getLogger("recourse.librdkafka")
 LIBRDKAFKA.addHandler(logging.NullHandler())
 
 
-def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
-    """Properties of any confluent-kafka client that talks to `bootstrap`; holds secrets, never print it."""
+def client_config(kafka: KafkaSettings, bootstrap: str, topic: str = "") -> dict[str, Any]:
+    """Properties of any confluent-kafka client of the topic's cluster; holds secrets, never print it.
+
+    `bootstrap` is the address of the default cluster. Raises ConfigurationError for a cluster without settings.
+    """
+    cluster = kafka.of(topic)
+    return _properties(cluster, bootstrap if cluster is kafka else cluster.bootstrap_servers)
+
+
+def _properties(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "security.protocol": kafka.security_protocol,
@@ -79,7 +88,7 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
     return config | kafka.extra
 
 
-def _log_in(kafka: KafkaSettings) -> dict[str, str]:
+def _log_in(kafka: ClusterSettings) -> dict[str, str]:
     """For a user with a password, or for a client that fetches tokens, which librdkafka renews."""
     if kafka.sasl_mechanism != "OAUTHBEARER":
         return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
@@ -103,8 +112,10 @@ class Failures:
     looks the same for a moment.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, topic: str = "") -> None:
+        """`topic` is one of the cluster, whose settings the errors name."""
         self.bootstrap = bootstrap
+        self._settings = f"kafka.clusters.{cluster}" if (cluster := cluster_of(topic)) else "kafka"
         self.disconnected = False
         self._last = ""
         self._refused = ""
@@ -134,14 +145,15 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                f"check kafka.security_protocol, the credentials and the certificates (`{commands.settings()}`)",
+                f"check {self._settings}.security_protocol, the credentials and the certificates "
+                f"(`{commands.settings()}`)",
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            f"check that the broker runs and that kafka.bootstrap_servers is right (`{commands.doctor()}`)",
+            f"check that the broker runs and that {self._settings}.bootstrap_servers is right (`{commands.doctor()}`)",
         )
 
 
@@ -154,14 +166,16 @@ class Failures:
 
 _TIMEOUT = "recourse.timeout.seconds"
 _REGISTRY = "recourse.registry"
+_CLUSTERS = "recourse.clusters"
 _SHARED = "_clients"
 _LOOK_EVERY = 60.0
 
 
 def client_file(settings: Settings, bootstrap: str) -> Location:
-    """A new file for the cluster at `bootstrap`, for this process and the executors of its session."""
-    values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
-    values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
+    """A new file for the cluster at `bootstrap` and the others, for this process and its session's executors."""
+    kafka = settings.kafka
+    values = _written(kafka, bootstrap)
+    values[_CLUSTERS] = {name: _written(each, each.bootstrap_servers) for name, each in kafka.clusters.items()}
     values[_REGISTRY] = StoredSchemas.of_settings(settings).values()
     folder: Location = scratch(settings.home, "kafka").folder
     if settings.spark.has_executors:
@@ -176,6 +190,13 @@ def client_file(settings: Settings, bootstrap: str) -> Location:
     return Path(name)
 
 
+def _written(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
+    """One cluster as JSON, secrets included."""
+    config = _properties(kafka, bootstrap)
+    del config["logger"]
+    return {**config, _TIMEOUT: kafka.timeout.total_seconds()}
+
+
 def _shared(settings: Settings, own: str) -> Location:
     """A folder where state is for the process with the scratch folder `own`; removes those of ended processes."""
     home = hashlib.sha256(f"{socket.gethostname()} {settings.home.absolute()}".encode()).hexdigest()[:16]
@@ -187,13 +208,19 @@ def _shared(settings: Settings, own: str) -> Location:
     return made_folder(folders / own)
 
 
-def read_client_file(place: Location) -> tuple[dict[str, Any], timedelta]:
-    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended.
+def read_client_file(place: Location, topic: str) -> tuple[dict[str, Any], timedelta]:
+    """The properties for a topic's cluster, and the deadline of a read.
 
+    Raises TransientError if the session that wrote them has ended, ConfigurationError for a cluster without settings.
     An object of a store never changes, so each process reads it once.
     """
     values = _values(place)
     values.pop(_REGISTRY, None)
+    clusters = values.pop(_CLUSTERS, {})
+    if name := cluster_of(topic):
+        if name not in clusters:
+            raise unknown_cluster(topic, clusters)
+        values = clusters[name]
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
     return {**values, "logger": LIBRDKAFKA}, timeout
 

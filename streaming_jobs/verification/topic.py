@@ -15,6 +15,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from numpy.typing import NDArray
 
+from streaming_jobs.declare.names import cluster_of, kafka_name
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.settings import KafkaSettings
@@ -105,7 +106,8 @@ class CommittedReader:
         topics = Topics.of(kafka, bootstrap)
         info = topics.describe(name)
         if info is None:
-            raise UsageError(f"there is no topic {name} at {bootstrap}", "create it, or check its name")
+            at = topics.in_cluster(cluster_of(name)).bootstrap
+            raise UsageError(f"there is no topic {name} at {at}", "create it, or check its name")
         ends = topics.offsets(name)
         return cls(kafka, bootstrap, name, info.id, ends.earliest, ends.latest, until)
 
@@ -146,8 +148,9 @@ class CommittedReader:
             for s in spans
             if s.topic == self.name and s.partition in self.high
         ]
-        failures = Failures(self.bootstrap)
-        config: dict[str, Any] = client_config(self.kafka, self.bootstrap) | {
+        config: dict[str, Any] = client_config(self.kafka, self.bootstrap, self.name)
+        failures = Failures(config["bootstrap.servers"], self.name)
+        config |= {
             "group.id": _NOBODY,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -176,7 +179,7 @@ class CommittedReader:
         """
         if start >= end:
             return
-        consumer.assign([TopicPartition(self.name, number, start)])
+        consumer.assign([TopicPartition(kafka_name(self.name), number, start)])
         moved = time.monotonic()
         while True:
             for message in consumer.consume(_AT_ONCE, timeout=0.1):
@@ -203,5 +206,6 @@ class CommittedReader:
                     f"topic {self.name} was not read to its end in time",
                     f"give it longer: {commands.verify()} --timeout",
                 )
-            if now - moved > self.kafka.timeout.total_seconds():
-                raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)
+            timeout = self.kafka.of(self.name).timeout
+            if now - moved > timeout.total_seconds():
+                raise failures.unreachable(f"read topic {self.name}, partition {number}", timeout)

@@ -1,0 +1,116 @@
+"""Streams between two clusters, each a real broker: exactly once over kills, recovered and taken back, one away."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from tests.conftest import SettingsFactory
+from tests.support.driver import command, driver, finished, produce, rows, variables
+from tests.support.things import thing
+from tests.support.topic_reader import committed
+
+FLOWS = "tests.support.cluster_flows"
+COUNT = 3_000
+MARKERS = ("__recourse.split.halves", "__recourse.split.halves.shards-2")
+pytestmark = pytest.mark.timeout(1200)
+
+
+@dataclass
+class TwoClusters:
+    """A home whose default cluster is the tests' broker, and whose cluster `eu` is a broker of its own."""
+
+    settings: Settings
+    addresses: dict[str, str]
+    eu: Broker
+    environment: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.environment = {
+            "RECOURSE_KAFKA__CLUSTERS__EU__BOOTSTRAP_SERVERS": self.addresses["eu"],
+            "RECOURSE_KAFKA__GROUP_PREFIX": "shown.",
+            "RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "700",
+            "RECOURSE_KAFKA__TIMEOUT": "5 s",
+            "RECOURSE_KAFKA__CLUSTERS__EU__TIMEOUT": "5 s",
+        }
+
+    def run(self, streams: str, crash: str = "") -> str:
+        """Run the streams over what there is; with `crash` the driver is killed there."""
+        arguments = ("--trigger", "available-now", "--streams", streams)
+        variables = {**self.environment, **({"RECOURSE_CRASH": crash} if crash else {})}
+        process = driver(self.settings, self.addresses[""], *arguments, flows=FLOWS, environment=variables)
+        code, output = finished(process)
+        assert code == (-signal.SIGKILL if crash else 0), f"{crash}: {output[-3000:]}"
+        return output
+
+    def recourse(self, *arguments: str, code: int = 0) -> str:
+        own = {**variables(self.settings.home, self.addresses[""], FLOWS), **self.environment}
+        done = command(self.settings.home, own, *arguments)
+        assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout + done.stderr
+
+    def numbers(self, cluster: str) -> list[int]:
+        """The committed numbers in the topic of a cluster."""
+        return sorted(json.loads(m.value() or b"")["n"] for m in committed(self.addresses[cluster], "halves", 3))
+
+    def gathered(self) -> list[tuple[int, str]]:
+        return sorted((row["n"], row["topic"]) for row in rows(self.settings, "gathered"))
+
+
+TRUTH = [(n, "halves@eu" if n % 2 else "halves") for n in range(COUNT)]
+
+
+@pytest.fixture
+def two(settings: SettingsFactory, broker: Broker, tmp_path: Path) -> Iterator[TwoClusters]:
+    ours = broker.start()
+    with Broker(Settings.load({"home": tmp_path / "eu"})) as eu:
+        made = TwoClusters(
+            settings({"kafka.bootstrap_servers": ours, "kafka.clusters.eu.bootstrap_servers": eu.start()}),
+            {"": ours, "eu": eu.start()},
+            eu,
+        )
+        topics = Topics.of(made.settings.kafka, ours)
+        for name in ("things", "halves", *MARKERS):
+            if topics.describe(name):
+                topics.delete(name)
+        topics.create("things", 2)
+        for name in ("halves", "halves@eu"):
+            topics.create(name, 3)
+        produce(ours, "things", (thing(i) for i in range(COUNT)))
+        yield made
+        for name in ("things", "halves", *MARKERS):
+            if topics.describe(name):
+                topics.delete(name)
+
+
+def test_a_stream_reads_one_cluster_and_writes_both_and_another_reads_both_exactly_once_over_kills(
+    two: TwoClusters,
+) -> None:
+    for crash in ("split:transaction_open:0", "split:secondary_committed:1", "split:transaction_open:2"):
+        two.run("split", crash)
+    two.run("split")
+    assert two.numbers("") == [*range(0, COUNT, 2)] and two.numbers("eu") == [*range(1, COUNT, 2)]
+    ours, eu = (_names(address) for address in (two.addresses[""], two.addresses["eu"]))
+    assert MARKERS[0] in ours & eu and MARKERS[1] in eu - ours, "each transaction is of one cluster, with its marker"
+    two.run("gathered", "gathered:secondary_committed:1" if False else "")
+    assert two.gathered() == TRUTH
+
+    assert "ok" in two.recourse("verify")
+    shown: list[dict[str, Any]] = json.loads(two.recourse("topics", "--seconds", "0", "--output", "json"))
+    assert {each["topic"]: each["lag"] for each in shown} == {
+        "things": {"split": 0},
+        "halves": {"gathered": 0},
+        "halves@eu": {"gathered": 0},
+    }
+    assert f"cluster eu: {two.addresses['eu']} answers" in two.recourse("doctor").replace("  ", " ")
+    for cluster, expected in (("", "halves"), ("eu", "halves")):
+        assert _group(two.addresses[cluster], "shown.gathered", expected) == len(two.numbers(cluster))
