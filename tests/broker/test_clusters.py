@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
@@ -101,16 +102,69 @@ def test_a_stream_reads_one_cluster_and_writes_both_and_another_reads_both_exact
     assert two.numbers("") == [*range(0, COUNT, 2)] and two.numbers("eu") == [*range(1, COUNT, 2)]
     ours, eu = (_names(address) for address in (two.addresses[""], two.addresses["eu"]))
     assert MARKERS[0] in ours & eu and MARKERS[1] in eu - ours, "each transaction is of one cluster, with its marker"
-    two.run("gathered", "gathered:secondary_committed:1" if False else "")
+    two.run("gathered")
     assert two.gathered() == TRUTH
 
-    assert "ok" in two.recourse("verify")
+    assert "no difference" in two.recourse("verify")
     shown: list[dict[str, Any]] = json.loads(two.recourse("topics", "--seconds", "0", "--output", "json"))
     assert {each["topic"]: each["lag"] for each in shown} == {
         "things": {"split": 0},
         "halves": {"gathered": 0},
         "halves@eu": {"gathered": 0},
     }
-    assert f"cluster eu: {two.addresses['eu']} answers" in two.recourse("doctor").replace("  ", " ")
-    for cluster, expected in (("", "halves"), ("eu", "halves")):
-        assert _group(two.addresses[cluster], "shown.gathered", expected) == len(two.numbers(cluster))
+    assert f"{two.addresses['eu']} answers" in two.recourse("doctor")
+    for cluster in ("", "eu"):
+        assert _shown(two.addresses[cluster], "shown.gathered", "halves") == _ends(two, cluster)
+
+
+def test_a_recovery_voids_and_writes_records_in_both_clusters_and_is_taken_back(two: TwoClusters) -> None:
+    two.run("split")
+    two.run("gathered")
+    before = _ends(two, "eu")
+    plan: dict[str, Any] = json.loads(two.recourse("recover", "plan", "split", "--to-batch", "1", "--output", "json"))
+    two.recourse("recover", "apply", plan["id"], "--yes")
+    assert all(end > before[partition] for partition, end in _ends(two, "eu").items())
+    assert two.gathered() == TRUTH
+    voided = json.loads(two.recourse("topics", "halves@eu", "--seconds", "0", "--output", "json"))[0]["void"]
+    assert {each["plan"] for each in voided} == {plan["id"]}
+    assert "no difference" in two.recourse("verify")
+    two.recourse("recover", "undo", plan["id"], "--yes")
+    assert two.gathered() == TRUTH
+    produce(two.addresses[""], "things", (thing(i) for i in range(COUNT, COUNT + 100)))
+    two.run("split")
+    two.run("gathered")
+    assert two.gathered() == [*TRUTH, *((n, "halves@eu" if n % 2 else "halves") for n in range(COUNT, COUNT + 100))]
+
+
+def test_a_cluster_that_is_away_stops_its_own_streams_only_and_the_error_names_its_settings(two: TwoClusters) -> None:
+    two.eu.kill()
+    arguments = ("--trigger", "available-now", "--streams", "plain")
+    ours = driver(
+        two.settings, two.addresses[""], *arguments, flows="tests.support.things", environment=two.environment
+    )
+    code, output = finished(ours)
+    assert code == 0, output[-2000:]
+    assert len(rows(two.settings, "plain")) == COUNT
+    said = two.recourse("send", "halves@eu", "-", "--yes", code=75)
+    assert "kafka.clusters.eu.bootstrap_servers" in said
+
+
+def _names(address: str) -> set[str]:
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "names"})
+    try:
+        return set(consumer.list_topics(timeout=10).topics)
+    finally:
+        consumer.close()
+
+
+def _shown(address: str, group: str, topic: str) -> dict[int, int]:
+    """The committed offsets of a consumer group, as any tool for Kafka sees them."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": group})
+    try:
+        return {p.partition: p.offset for p in consumer.committed([TopicPartition(topic, n) for n in range(3)], 10)}
+    finally:
+        consumer.close()
+
+
+def _ends(two: TwoClusters, cluster: str) -> dict[int, int]:
+    return Topics.of(two.settings.kafka, two.addresses[""]).latest("halves@eu" if cluster else "halves")
