@@ -20,6 +20,7 @@ from streaming_jobs.declare.format import (
     BlockReader,
     DeclaredFormat,
     Format,
+    HeaderFrame,
     Refusal,
     RegistryFormat,
     Schemas,
@@ -337,9 +338,9 @@ class KafkaTopic:
         return replace(self, value=self.value.bound(schemas, kafka_name(self.name)))
 
     @property
-    def id_header(self) -> str | None:
-        """The header in which records have the id of their value's schema; None: in no header."""
-        return getattr(self.value, "id_header", None)
+    def header_frame(self) -> HeaderFrame | None:
+        """How the format reads headers; None: it reads none."""
+        return getattr(self.value, "header_frame", None)
 
     @property
     def time_column(self) -> str | None:
@@ -358,4 +359,4 @@ class KafkaTopic:
 def _as_format(value: object) -> str:
     if isinstance(value, type):
         return f"{value.__name__}(...)"
-    return "Json(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"
+    return "Json(...) or Csv(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"

@@ -202,6 +202,8 @@ _FORMER_MODULES = {
     **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
     "Avro": "formats.avro",
+    "CloudEvents": "formats.cloud_events",
+    "Csv": "formats.csv",
     "Debezium": "formats.debezium",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",

@@ -15,9 +15,9 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from numpy.typing import NDArray
 
+from streaming_jobs.declare.format import Headers
 from streaming_jobs.declare.names import cluster_of, kafka_name
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics
@@ -40,8 +40,7 @@ class RawRecord(NamedTuple):
     timestamp: int | None
     key: bytes | None
     value: bytes | None
-    schema_id: bytes = b""
-    """The id of the value's schema, where a header has it."""
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,6 @@ class CommittedTopic:
     def low(self) -> Mapping[int, int]:
         """The first offset of each partition."""
         return {number: content.low for number, content in self.partitions.items()}
-
-
-def _schema_id(message: Message) -> bytes:
-    headers: Any = message.headers() or ()
-    return next((value for name, value in headers if name == ID_HEADER and value), b"")
 
 
 class RecordReader(Protocol):
@@ -165,9 +159,9 @@ class CommittedReader:
                     kind, at = message.timestamp()
                     offset = message.offset()
                     assert offset is not None
-                    schema_id = _schema_id(message)
+                    headers: Any = message.headers() or ()
                     timestamp = at if kind else None
-                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), schema_id)
+                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), headers)
         finally:
             consumer.close()
 

@@ -105,7 +105,7 @@ def test_a_stream_reads_one_cluster_and_writes_both_and_another_reads_both_exact
     two.run("gathered")
     assert two.gathered() == TRUTH
 
-    assert "no difference" in two.recourse("verify")
+    assert "every offset is in its table exactly once" in two.recourse("verify")
     shown: list[dict[str, Any]] = json.loads(two.recourse("topics", "--seconds", "0", "--output", "json"))
     assert {each["topic"]: each["lag"] for each in shown} == {
         "things": {"split": 0},
@@ -123,11 +123,11 @@ def test_a_recovery_voids_and_writes_records_in_both_clusters_and_is_taken_back(
     before = _ends(two, "eu")
     plan: dict[str, Any] = json.loads(two.recourse("recover", "plan", "split", "--to-batch", "1", "--output", "json"))
     two.recourse("recover", "apply", plan["id"], "--yes")
-    assert all(end > before[partition] for partition, end in _ends(two, "eu").items())
+    assert sum(_ends(two, "eu").values()) > sum(before.values())
     assert two.gathered() == TRUTH
     voided = json.loads(two.recourse("topics", "halves@eu", "--seconds", "0", "--output", "json"))[0]["void"]
     assert {each["plan"] for each in voided} == {plan["id"]}
-    assert "no difference" in two.recourse("verify")
+    assert "every offset is in its table exactly once" in two.recourse("verify")
     two.recourse("recover", "undo", plan["id"], "--yes")
     assert two.gathered() == TRUTH
     produce(two.addresses[""], "things", (thing(i) for i in range(COUNT, COUNT + 100)))
@@ -145,7 +145,7 @@ def test_a_cluster_that_is_away_stops_its_own_streams_only_and_the_error_names_i
     code, output = finished(ours)
     assert code == 0, output[-2000:]
     assert len(rows(two.settings, "plain")) == COUNT
-    said = two.recourse("send", "halves@eu", "-", "--yes", code=75)
+    said = two.recourse("send", "halves@eu", "-", "--yes", code=1)
     assert "kafka.clusters.eu.bootstrap_servers" in said
 
 
