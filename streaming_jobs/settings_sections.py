@@ -235,6 +235,12 @@ def _free_for_the_user(extra: dict[str, str]) -> dict[str, str]:
     return extra
 
 
+def _checked_function(name: str) -> str:
+    if name and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", name) is None:
+        raise ValueError(f"'{name}' is not a function; write package.module:function")
+    return name
+
+
 class ClusterSettings(Section):
     """The connection of Kafka's clients to one cluster."""
 
@@ -242,10 +248,10 @@ class ClusterSettings(Section):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="how connections to the cluster are protected, as Kafka names it"
     )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
-        "SCRAM-SHA-512", description="how a user logs in, with the two SASL protocols"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] = Field(
+        "SCRAM-SHA-512", description="how a user logs in, with the two SASL protocols; GSSAPI is Kerberos"
     )
-    sasl_username: str = Field("", description="the user, with the two SASL protocols; not for OAUTHBEARER")
+    sasl_username: str = Field("", description="the user, with the two SASL protocols; not for OAUTHBEARER and GSSAPI")
     sasl_password: SecretStr = Field(SecretStr(""), description="the user's password; never shown")
     sasl_oauthbearer_token_endpoint_url: str = Field(
         "", description="address that issues tokens to clients (OAuth 2.0 client credentials), for OAUTHBEARER"
@@ -255,6 +261,16 @@ class ClusterSettings(Section):
     sasl_oauthbearer_scope: str = Field("", description="scope of the token, if the address asks for one")
     sasl_oauthbearer_extensions: str = Field(
         "", description="name=value,... sent with the token: logicalCluster and identityPoolId of Confluent Cloud"
+    )
+    sasl_oauthbearer_callback: Annotated[str, AfterValidator(_checked_function)] = Field(
+        "",
+        description="package.module:function that returns a token and the time of its end (s since 1970), in place of "
+        "the address",
+    )
+    sasl_kerberos_service_name: str = Field("kafka", description="name of the brokers' principal, for GSSAPI")
+    sasl_kerberos_principal: str = Field("", description="the client's principal, for GSSAPI")
+    sasl_kerberos_keytab: Path | None = Field(
+        None, description="keytab of that principal, for GSSAPI; empty: the ticket cache of the process"
     )
     ssl_ca_location: Path | None = Field(None, description="PEM file of the certificate authority")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
@@ -273,9 +289,15 @@ class ClusterSettings(Section):
     def _can_log_in(self) -> Self:
         if not self.security_protocol.startswith("SASL"):
             return self
-        if self.sasl_mechanism != "OAUTHBEARER":
+        if self.sasl_mechanism == "GSSAPI":
+            if not self.sasl_kerberos_principal:
+                raise ValueError("sasl_kerberos_principal is empty, and GSSAPI needs it")
+        elif self.sasl_mechanism != "OAUTHBEARER":
             if not self.sasl_username:
                 raise ValueError(f"sasl_username is empty, and {self.security_protocol} needs a user")
+        elif self.sasl_oauthbearer_callback:
+            if self.sasl_oauthbearer_token_endpoint_url:
+                raise ValueError("sasl_oauthbearer_callback and _token_endpoint_url are both set; one gives tokens")
         elif not any(name.startswith("sasl.oauthbearer.") for name in self.extra):  # another way to a token
             for name in ("token_endpoint_url", "client_id", "client_secret"):
                 value = getattr(self, key := f"sasl_oauthbearer_{name}")

@@ -51,7 +51,7 @@ class CloudEvents(DeclaredFormat):
         object.__setattr__(self, "attributes", checked_names("CloudEvents", "attributes", attributes))
         for name in self.attributes:
             if not _NAME.fullmatch(name) or name == "data":
-                raise UsageError(f"CloudEvents: '{name}' is not an attribute", "such as id, source, type, subject, time")
+                raise UsageError(f"CloudEvents: '{name}' is not an attribute", "such as id, time, subject or source")
         if getattr(declared, "ids", None) == "header":
             raise UsageError("CloudEvents: ids in headers are for values without an envelope", "declare ids='prefix'")
         names = [name.lower() for name in self.schema.fieldNames()]

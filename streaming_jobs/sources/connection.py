@@ -15,10 +15,11 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +89,18 @@ def _properties(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
     return config | kafka.extra
 
 
-def _log_in(kafka: ClusterSettings) -> dict[str, str]:
-    """For a user with a password, or for a client that fetches tokens, which librdkafka renews."""
+def _log_in(kafka: ClusterSettings) -> dict[str, Any]:
+    """For a user with a password, a ticket of Kerberos, or tokens; librdkafka renews tickets and tokens."""
+    if kafka.sasl_mechanism == "GSSAPI":
+        own = {"sasl.kerberos.service.name": kafka.sasl_kerberos_service_name}
+        keytab = kafka.sasl_kerberos_keytab
+        if keytab is None:  # whoever started the process renews its ticket
+            return {**own, "sasl.kerberos.principal": kafka.sasl_kerberos_principal, "sasl.kerberos.kinit.cmd": "true"}
+        return {**own, "sasl.kerberos.principal": kafka.sasl_kerberos_principal, "sasl.kerberos.keytab": str(keytab)}
     if kafka.sasl_mechanism != "OAUTHBEARER":
         return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
+    if kafka.sasl_oauthbearer_callback:
+        return {"oauth_cb": token_callback(kafka.sasl_oauthbearer_callback)}
     if not kafka.sasl_oauthbearer_token_endpoint_url:
         return {}
     values = {
@@ -103,6 +112,25 @@ def _log_in(kafka: ClusterSettings) -> dict[str, str]:
         "extensions": kafka.sasl_oauthbearer_extensions,
     }
     return {f"sasl.oauthbearer.{name}": value for name, value in values.items() if value}
+
+
+@cache
+def token_callback(name: str) -> Callable[[str], tuple[str, float]]:
+    """The function that gives Kafka's client its tokens, by its name; raises ConfigurationError without one."""
+    module, _, function = name.partition(":")
+    try:
+        fetch = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"kafka.sasl_oauthbearer_callback: {name} cannot be imported: {error}",
+            "name a function as package.module:function, in a module that this process finds",
+        ) from error
+
+    def call(config: str) -> tuple[str, float]:
+        token: tuple[str, float] = fetch(config)
+        return token
+
+    return call
 
 
 class Failures:
@@ -167,6 +195,7 @@ class Failures:
 _TIMEOUT = "recourse.timeout.seconds"
 _REGISTRY = "recourse.registry"
 _CLUSTERS = "recourse.clusters"
+_CALLBACK = "recourse.oauth_callback"
 _SHARED = "_clients"
 _LOOK_EVERY = 60.0
 
@@ -193,8 +222,9 @@ def client_file(settings: Settings, bootstrap: str) -> Location:
 def _written(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
     """One cluster as JSON, secrets included."""
     config = _properties(kafka, bootstrap)
-    del config["logger"]
-    return {**config, _TIMEOUT: kafka.timeout.total_seconds()}
+    for not_json in ("logger", "oauth_cb"):
+        config.pop(not_json, None)
+    return {**config, _TIMEOUT: kafka.timeout.total_seconds(), _CALLBACK: kafka.sasl_oauthbearer_callback}
 
 
 def _shared(settings: Settings, own: str) -> Location:
@@ -222,6 +252,8 @@ def read_client_file(place: Location, topic: str) -> tuple[dict[str, Any], timed
             raise unknown_cluster(topic, clusters)
         values = clusters[name]
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
+    if callback := values.pop(_CALLBACK, ""):
+        values["oauth_cb"] = token_callback(callback)
     return {**values, "logger": LIBRDKAFKA}, timeout
 
 

@@ -301,10 +301,10 @@ class Topics:
         try:
             self._admin = AdminClient(self._settings)
         except KafkaException as error:
-            raise ConfigurationError(
-                f"the Kafka client cannot be set up: {error.args[0].str()}",
-                f"check the section `kafka` (`{commands.settings()}`)",
-            ) from error
+            step = f"check the section `kafka` (`{commands.settings()}`)"
+            if self._settings.get("sasl.mechanism") == "GSSAPI":
+                step = "install librdkafka with libsasl2, and build confluent-kafka for it: docs/secure.md"
+            raise ConfigurationError(f"the Kafka client cannot be set up: {error.args[0].str()}", step) from error
         self._connected, self._unanswered = time.monotonic(), False
 
     def _unreachable(self, doing: str) -> BrokerUnreachable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs
 import pytest
 from pyspark.sql import SparkSession
 
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import ConfigurationError, RecourseError
 from streaming_jobs.sources.topics import Topics
 from tests.broker.test_topic_sink import to_topic
 from tests.conftest import SettingsFactory
@@ -70,6 +71,43 @@ def issuer() -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_stream_gets_its_tokens_of_a_function_in_each_process_that_has_a_client(
+    settings: SettingsFactory, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("TOKENS_OF_TEST", str(calls))
+    with secured_broker(tmp_path / "broker", monkeypatch, "OAUTHBEARER", MODULE) as (administrator, address):
+        chosen: dict[str, Any] = {
+            "kafka.bootstrap_servers": address,
+            "kafka.security_protocol": "SASL_PLAINTEXT",
+            "kafka.sasl_mechanism": "OAUTHBEARER",
+            "kafka.sasl_oauthbearer_callback": f"{__name__}:token_of_function",
+        }
+        home, flow = Bench(settings(chosen), address, spark), to_topic(copied, IN, OUT)
+        for name in (IN, OUT):
+            home.topics.create(name, 1)
+        produce(administrator, IN, (thing(i) for i in range(500)))
+        running = home.run(flow)
+        assert running.status.state == "stopped", running.status.error
+        assert len(committed(administrator, OUT, 1)) == 500
+        assert len(set(calls.read_text().split())) > 1, "the planner is a process of its own"
+        said = calls.read_text()
+        until(lambda: calls.read_text() != said, 30, "a client that renews its token")
+        raising = settings(chosen | {"kafka.sasl_oauthbearer_callback": f"{__name__}:raising", "kafka.timeout": "3 s"})
+        with pytest.raises(RecourseError, match="no answer|refused"):
+            Topics.of(raising.kafka, address).describe(IN)
+
+
+def token_of_function(_: str) -> tuple[str, float]:
+    with Path(os.environ["TOKENS_OF_TEST"]).open("a") as calls:
+        calls.write(f"{os.getpid()}\n")
+    return token(), time.time() + SECONDS
+
+
+def raising(_: str) -> tuple[str, float]:
+    raise ValueError("the service of tokens is away")
 
 
 def test_a_stream_reads_and_writes_topics_by_tokens_that_are_renewed(

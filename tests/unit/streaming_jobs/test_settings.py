@@ -377,6 +377,9 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"dagster.stale_after": "0 s"}, "longer than 0"),
     ({"kafka.security_protocol": "SASL_SSL"}, r"kafka \(flag\): sasl_username is empty"),
     ({**OAUTH, "kafka.sasl_oauthbearer_client_secret": ""}, "sasl_oauthbearer_client_secret is empty"),
+    ({**OAUTH, "kafka.sasl_oauthbearer_callback": "mine:token"}, "are both set"),
+    ({"kafka.sasl_oauthbearer_callback": "mine.token"}, "write package.module:function"),
+    ({"kafka.security_protocol": "SASL_SSL", "kafka.sasl_mechanism": "GSSAPI"}, "sasl_kerberos_principal is empty"),
     *(
         ({"kafka.extra": {name: "1"}}, f"kafka.extra .*'{name}' is for Recourse to choose")
         for name in ("isolation.level", "enable.auto.commit", "transactional.id", "acks", "group.id", "partitioner")

@@ -123,6 +123,38 @@ def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alo
         read_client_file(path, "t")
 
 
+def test_kerberos_is_spelt_as_librdkafka_wants_it_and_a_client_without_it_says_so(tmp_path: Path) -> None:
+    chosen = {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI", "sasl_kerberos_principal": "jo@EXAMPLE.COM"}
+    config = client_config(KafkaSettings(**chosen, sasl_kerberos_keytab=tmp_path / "jo.keytab"), "h:1")
+    assert {key: value for key, value in config.items() if key.startswith("sasl.")} == {
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.kerberos.principal": "jo@EXAMPLE.COM",
+        "sasl.kerberos.keytab": str(tmp_path / "jo.keytab"),
+    }
+    assert client_config(KafkaSettings(**chosen), "h:1")["sasl.kerberos.kinit.cmd"] == "true", "a ticket is there"
+    with pytest.raises(ConfigurationError, match="GSSAPI") as absent:
+        Topics.of(KafkaSettings(**chosen), "h:1")
+    assert "docs/secure.md" in absent.value.next_step
+
+
+def test_a_function_that_gives_tokens_goes_to_other_processes_by_its_name(settings: SettingsFactory) -> None:
+    name = f"{__name__}:a_token"
+    chosen = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", "sasl_oauthbearer_callback": name}
+    made = settings().model_copy(update={"kafka": KafkaSettings(**chosen)})
+    place = client_file(made, "h:1")
+    assert "oauth_cb" not in place.read_text()
+    config, _ = read_client_file(place, "t")
+    assert config == client_config(made.kafka, "h:1") and config["oauth_cb"]("") == ("token", 5.0)
+    wrong = KafkaSettings(**{**chosen, "sasl_oauthbearer_callback": "no_such_module:function"})
+    with pytest.raises(ConfigurationError, match="no_such_module"):
+        client_config(wrong, "h:1")
+
+
+def a_token(_: str) -> tuple[str, float]:
+    return "token", 5.0
+
+
 TWO = KafkaSettings(
     bootstrap_servers="h:1",
     timeout=timedelta(seconds=3),
