@@ -84,6 +84,10 @@ def test_each_refusal_has_its_reason_and_the_records_beside_it_stay_good(value: 
     assert reason in Csv(ORDER).reasons
 
 
+def test_a_record_that_is_short_by_what_the_next_one_has_too_much_moves_no_field_to_it() -> None:
+    assert read(THREE, b"a,b", b"c,d,e,f", b"g,h,i") == ["field_count", "field_count", ("g", "h", "i")]
+
+
 def test_numbers_are_those_of_the_declared_type() -> None:
     wide = {"b": "tinyint", "s": "smallint", "i": "int", "l": "bigint", "f": "float", "d": "double"}
     assert read(Csv(wide), b"-128,007,2147483647,-9223372036854775808,1.5,1e300") == [
