@@ -49,7 +49,7 @@ def cluster_of(topic: str) -> str:
 
 
 def in_cluster(name: str, cluster: str) -> str:
-    """The whole name of a topic with this name in its cluster."""
+    """The whole name of a topic with this name in its cluster; without a name it stands for any topic there."""
     return f"{name}{AT}{cluster}" if cluster else name
 
 

@@ -92,11 +92,11 @@ def _properties(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
 def _log_in(kafka: ClusterSettings) -> dict[str, Any]:
     """For a user with a password, a ticket of Kerberos, or tokens; librdkafka renews tickets and tokens."""
     if kafka.sasl_mechanism == "GSSAPI":
-        own = {"sasl.kerberos.service.name": kafka.sasl_kerberos_service_name}
         keytab = kafka.sasl_kerberos_keytab
-        if keytab is None:  # whoever started the process renews its ticket
-            return {**own, "sasl.kerberos.principal": kafka.sasl_kerberos_principal, "sasl.kerberos.kinit.cmd": "true"}
-        return {**own, "sasl.kerberos.principal": kafka.sasl_kerberos_principal, "sasl.kerberos.keytab": str(keytab)}
+        # Without a keytab, whoever started the process renews its ticket, and librdkafka has nothing to run for it.
+        ticket = {"kinit.cmd": "true"} if keytab is None else {"keytab": str(keytab)}
+        named = {"service.name": kafka.sasl_kerberos_service_name, "principal": kafka.sasl_kerberos_principal}
+        return {f"sasl.kerberos.{name}": value for name, value in {**named, **ticket}.items()}
     if kafka.sasl_mechanism != "OAUTHBEARER":
         return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
     if kafka.sasl_oauthbearer_callback:
@@ -119,18 +119,13 @@ def token_callback(name: str) -> Callable[[str], tuple[str, float]]:
     """The function that gives Kafka's client its tokens, by its name; raises ConfigurationError without one."""
     module, _, function = name.partition(":")
     try:
-        fetch = getattr(import_module(module), function)
+        fetch: Callable[[str], tuple[str, float]] = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"kafka.sasl_oauthbearer_callback: {name} cannot be imported: {error}",
             "name a function as package.module:function, in a module that this process finds",
         ) from error
-
-    def call(config: str) -> tuple[str, float]:
-        token: tuple[str, float] = fetch(config)
-        return token
-
-    return call
+    return fetch
 
 
 class Failures:
@@ -143,7 +138,7 @@ class Failures:
     def __init__(self, bootstrap: str, topic: str = "") -> None:
         """`topic` is one of the cluster, whose settings the errors name."""
         self.bootstrap = bootstrap
-        self._settings = f"kafka.clusters.{cluster}" if (cluster := cluster_of(topic)) else "kafka"
+        self.settings = f"kafka.clusters.{cluster}" if (cluster := cluster_of(topic)) else "kafka"
         self.disconnected = False
         self._last = ""
         self._refused = ""
@@ -173,7 +168,7 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                f"check {self._settings}.security_protocol, the credentials and the certificates "
+                f"check {self.settings}.security_protocol, the credentials and the certificates "
                 f"(`{commands.settings()}`)",
             )
 
@@ -181,7 +176,7 @@ class Failures:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            f"check that the broker runs and that {self._settings}.bootstrap_servers is right (`{commands.doctor()}`)",
+            f"check that the broker runs and that {self.settings}.bootstrap_servers is right (`{commands.doctor()}`)",
         )
 
 

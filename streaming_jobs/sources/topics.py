@@ -301,7 +301,7 @@ class Topics:
         try:
             self._admin = AdminClient(self._settings)
         except KafkaException as error:
-            step = f"check the section `kafka` (`{commands.settings()}`)"
+            step = f"check the section `{self._failures.settings}` (`{commands.settings()}`)"
             if self._settings.get("sasl.mechanism") == "GSSAPI":
                 step = "install librdkafka with libsasl2, and build confluent-kafka for it: docs/secure.md"
             raise ConfigurationError(f"the Kafka client cannot be set up: {error.args[0].str()}", step) from error
