@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ from streaming_jobs.declare.format import (
 from streaming_jobs.formats.cloud_events import PREFIX, REQUIRED
 from streaming_jobs.formats.json_columns import timestamp_column
 from streaming_jobs.formats.json_reader import refusal_of, unseen_faults
+from streaming_jobs.formats.json_records import attribute
 from streaming_jobs.formats.utf8 import utf8_refusal
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 BINARY = b"\1"
 _LENGTH = 4
+_NO_DATA = b"null"
 _VERSION = f"{PREFIX}specversion"
 _JSON = re.compile(r"[^;]+[/+]json\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
 """A `datacontenttype` of which `data` is the value itself; of others a text in `data` has the bytes."""
@@ -67,7 +70,7 @@ class EventFrame:
 class _Event(NamedTuple):
     """The attributes of an event, and its data as the inner format reads them."""
 
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, str | None]
     data: bytes | None
 
 
@@ -103,7 +106,7 @@ class CloudEventsReader:
         for name in REQUIRED:
             if not event.attributes.get(name):
                 raise Refused("missing_field", f"the event has no attribute `{name}`")
-        if (version := event.attributes["specversion"]) != "1.0":
+        if (version := event.attributes["specversion"] or "") != "1.0":
             raise Refused("unknown_version", f"Expected specversion 1.0, got {version[:20]!a}")
         return event
 
@@ -123,18 +126,29 @@ class CloudEventsReader:
         return _Event(attributes, value[end:])
 
     def _structured(self, value: bytes | None) -> _Event:
+        """An event in JSON; at once if its attributes are texts, else attribute by attribute."""
         try:
-            event = self._decode(value or b"")
+            *texts, data, encoded = self._parts(self._usual(value or b""))
+        except (ValueError, RecursionError):
+            return self._judged(value)
+        attributes = dict(zip(self._wanted, texts, strict=True))
+        return _Event(attributes, _data(bytes(data), encoded, attributes["datacontenttype"]))
+
+    def _judged(self, value: bytes | None) -> _Event:
+        """The same for any value: this reading decides, and words the refusal."""
+        try:
+            event = _ANY(value or b"")
         except (ValueError, RecursionError) as error:
             fault = refusal_of(value, error)
             raise Refused(fault.reason, fault.detail) from error
-        attributes = {name: text for name, raw in event.items() if (text := self._text(name, raw)) is not None}
-        return _Event(attributes, _data(event, attributes.get("datacontenttype")))
+        attributes = {name: self._text(name, event[name]) for name in self._wanted if name in event}
+        encoded = _decoded(event["data_base64"]) if "data_base64" in event else None
+        data = bytes(event["data"]) if "data" in event else _NO_DATA
+        return _Event(attributes, _data(data, encoded, attributes.get("datacontenttype")))
 
-    def _text(self, name: str, raw: msgspec.Raw) -> str | None:
-        """The text of an attribute that matters; None for null, and for others."""
-        if name not in self._wanted:
-            return None
+    @staticmethod
+    def _text(name: str, raw: msgspec.Raw) -> str | None:
+        """The text of an attribute; None for null."""
         found = _decoded(raw)
         if isinstance(found, bool):
             return "true" if found else "false"
@@ -143,14 +157,23 @@ class CloudEventsReader:
         return found if isinstance(found, str | None) else str(found)
 
     @cached_property
-    def _wanted(self) -> frozenset[str]:
-        return frozenset({*REQUIRED, *self.attributes, "datacontenttype"})
+    def _wanted(self) -> Sequence[str]:
+        """The attributes that matter."""
+        return [*dict.fromkeys((*REQUIRED, *self.attributes, "datacontenttype"))]
 
     @cached_property
-    def _decode(self) -> Any:
-        return msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    def _usual(self) -> Callable[[bytes], Any]:
+        """Decodes an event whose attributes are texts."""
+        names = {attribute(index): name for index, name in enumerate(self._wanted)}
+        fields: list[Any] = [(name, str | None, None) for name in names]
+        fields += [("data", msgspec.Raw, msgspec.Raw(_NO_DATA)), ("data_base64", str | None, None)]
+        return msgspec.json.Decoder(msgspec.defstruct("Event", fields, rename=names, gc=False)).decode
 
-    def _columns(self, events: Sequence[Mapping[str, str]], refused: dict[int, Refusal]) -> dict[str, pa.Array]:
+    @cached_property
+    def _parts(self) -> Callable[[Any], Sequence[Any]]:
+        return attrgetter(*map(attribute, range(len(self._wanted))), "data", "data_base64")
+
+    def _columns(self, events: Sequence[Mapping[str, str | None]], refused: dict[int, Refusal]) -> dict[str, pa.Array]:
         """The columns of attributes; a time that is none refuses its record, whether the column is built or not."""
         import pyarrow as pa
 
@@ -167,10 +190,11 @@ class CloudEventsReader:
 
 
 _PACKED = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+_ANY = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _UNPACK = msgspec.json.Decoder().decode
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
+def _decoded(raw: msgspec.Raw | bytes) -> Any:
     try:
         return _UNPACK(raw)
     except (ValueError, RecursionError) as error:
@@ -178,16 +202,14 @@ def _decoded(raw: msgspec.Raw) -> Any:
         raise Refused(fault.reason, fault.detail) from error
 
 
-def _data(event: Mapping[str, msgspec.Raw], content_type: str | None) -> bytes | None:
-    """The bytes of an event's data; None without any."""
-    encoded = _decoded(event["data_base64"]) if "data_base64" in event else None
-    data = bytes(event["data"]) if "data" in event else b"null"
-    if encoded is None and data == b"null":
+def _data(data: bytes, encoded: object, content_type: str | None) -> bytes | None:
+    """The bytes of an event's data, of its fields `data` and `data_base64`; None without any."""
+    if encoded is None and data == _NO_DATA:
         return None
     if encoded is None:
-        text = _decoded(event["data"]) if content_type is not None and not _JSON.fullmatch(content_type) else None
+        text = _decoded(data) if content_type is not None and not _JSON.fullmatch(content_type) else None
         return text.encode() if isinstance(text, str) else data
-    if data != b"null":
+    if data != _NO_DATA:
         raise Refused("ambiguous_data", "the event has both `data` and `data_base64`")
     if not isinstance(encoded, str):
         raise Refused("wrong_type", f"Expected `str`, got `{type(encoded).__name__}`").within(".data_base64")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_jobs import Avro, CloudEvents, Csv, Debezium, Json, KafkaTopic, Raw, Text
-from streaming_jobs.declare.format import Format
+from streaming_jobs.declare.format import Format, Refused
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.event_records import BINARY
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW, RecordBlocks
@@ -189,3 +190,18 @@ def test_any_event_is_read_or_refused_and_as_alone(events: list[dict[str, Any]],
         assert alone.columns.to_pylist()[0] == block.columns.to_pylist()[row]
         if row not in block.refused and row < len(events):
             assert json.loads(value)["data"]["id"] == block.columns["id"][row].as_py()
+
+
+@given(st.dictionaries(_NAMES, _JSON | st.text(max_size=5)).map(lambda more: {**BASE, **more}))
+def test_an_event_that_is_read_at_once_is_read_alike_attribute_by_attribute(fields: dict[str, Any]) -> None:
+    value = json.dumps(fields).encode(errors="surrogatepass")
+    reader = ALL.reader()
+
+    def outcome(read: Callable[[bytes], Any]) -> Any:
+        try:
+            event = read(value)
+        except Refused as refused:
+            return refused.verdict
+        return {name: text for name, text in event.attributes.items() if text is not None}, event.data
+
+    assert outcome(reader._structured) == outcome(reader._judged)
