@@ -119,13 +119,22 @@ def token_callback(name: str) -> Callable[[str], tuple[str, float]]:
     """The function that gives Kafka's client its tokens, by its name; raises ConfigurationError without one."""
     module, _, function = name.partition(":")
     try:
-        fetch: Callable[[str], tuple[str, float]] = getattr(import_module(module), function)
+        fetch = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"kafka.sasl_oauthbearer_callback: {name} cannot be imported: {error}",
             "name a function as package.module:function, in a module that this process finds",
         ) from error
-    return fetch
+
+    def token(config: str) -> tuple[str, float]:
+        try:
+            given: tuple[str, float] = fetch(config)
+        except Exception as error:  # librdkafka only hears that there is no token
+            LIBRDKAFKA.error("%s raised %s", name, type(error).__name__)  # its text may have secrets
+            raise
+        return given
+
+    return token
 
 
 class Failures:

@@ -301,6 +301,11 @@ class Topics:
         try:
             self._admin = AdminClient(self._settings)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.SASL_AUTHENTICATION_FAILED:  # of a function that gives tokens
+                raise BrokerUnreachable(
+                    f"{self._failures.settings}.sasl_oauthbearer_callback gave no token: {error.args[0].str()}",
+                    "look in the log for what the function raised; a later attempt calls it again",
+                ) from error
             step = f"check the section `{self._failures.settings}` (`{commands.settings()}`)"
             if self._settings.get("sasl.mechanism") == "GSSAPI":
                 step = "install librdkafka with libsasl2, and build confluent-kafka for it: docs/secure.md"
