@@ -127,6 +127,15 @@ def test_each_cluster_has_the_offsets_of_its_own_topics() -> None:
     }
     assert clients["eu"].topics == {TOPIC}, "by its name in the cluster"
 
+    def away() -> None:
+        raise KafkaException("no broker")
+
+    clients = {"": Client(before=away)}
+    groups = GroupOffsets("", connect, every=60)
+    groups.show(cast("Stream", abroad), {**ONE, f"{TOPIC}@eu": {0: 7}})
+    groups.close()
+    assert clients["eu"].committed == [("parity", {0: 7})], "the default cluster is away"
+
 
 def test_no_group_is_written_unless_the_settings_name_a_prefix(settings: SettingsFactory) -> None:
     assert GroupOffsets.of(settings()) is None
