@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from streaming_jobs.settings import Settings, StreamSettings
+from streaming_jobs.settings import ClusterSettings, Settings, StreamSettings
 from streaming_jobs.text.durations import format_duration
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -38,10 +38,16 @@ suggests the nearest setting. A duration is one or more numbers with units: `500
 ignores the variables that Kubernetes sets for a service named `recourse` (`RECOURSE_PORT`, `RECOURSE_SERVICE_HOST`).
 *Since* is the first version that has the setting.
 """
-_OWN_SECTION = """
+_OF_SECTION = {
+    "stream": """
 The section `[streams.NAME]` takes the same keys as `[stream]` for one stream: `streams.airport_hours.trigger`. Keys
 that it leaves out come from `[stream]`. `NAME` has to be the name of a declared stream.
-"""
+""",
+    "kafka": """
+The section `[kafka.clusters.NAME]` takes the same keys, without `group_prefix`, for a further cluster
+([kafka.md](kafka.md#several-clusters)): `kafka.clusters.eu.bootstrap_servers`. Nothing comes from `[kafka]`.
+""",
+}
 _TEXT_VALUES = {
     "start": "`earliest`, `latest`, a time with its zone",
     "trigger": "`continuous`, `available-now`, `every` and a duration",
@@ -56,14 +62,13 @@ def page() -> str:
         if (section := _section(field)) is not None:
             parts.append(f"\n## `[{name}]`\n\n{' '.join((section.__doc__ or '').split())}\n\n")
             parts.append(_table(f"{name}.", list(_settings(section))))
-            if name == "stream":
-                parts.append(_OWN_SECTION)
+            parts.append(_OF_SECTION.get(name, ""))
     return "".join(parts)
 
 
 def _settings(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
-        if field.annotation != dict[str, StreamSettings]:  # described with the section it overrides
+        if field.annotation not in (dict[str, StreamSettings], dict[str, ClusterSettings]):  # `_OF_SECTION` has them
             yield name, field
 
 

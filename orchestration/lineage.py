@@ -39,6 +39,7 @@ from openlineage.client.uuid import generate_static_uuid
 
 from reprocessing.timeline.timeline import BatchPoint, read_batches
 from streaming_jobs.declare.lookup import Lookup
+from streaming_jobs.declare.names import kafka_name
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.stream_history import SessionEvent, session_events
 from streaming_jobs.storage.locations import StorePath, delta_table
@@ -186,7 +187,7 @@ class Lineage:
             ],
             outputs=[
                 *(self._table(name, rows or {}, versions or {}) for name in self.stream.table_names),
-                *(event_v2.OutputDataset(self._cluster, sink.topic.name) for sink in self.stream.topic_sinks.values()),
+                *(event_v2.OutputDataset(*self._dataset(sink.name)) for sink in self.stream.topic_sinks.values()),
             ],
             producer=PRODUCER,
         )
@@ -200,10 +201,10 @@ class Lineage:
             self.settings.lineage.namespace, self.stream.name, {"jobType": kind, "documentation": words}
         )
 
-    @property
-    def _cluster(self) -> str:
-        servers = self.settings.kafka.bootstrap_servers.split(",")[0].strip() or "embedded"
-        return f"kafka://{servers}"
+    def _dataset(self, topic: str) -> tuple[str, str]:
+        """Namespace and name of a topic."""
+        servers = self.settings.kafka.of(topic).bootstrap_servers.split(",")[0].strip() or "embedded"
+        return f"kafka://{servers}", kafka_name(topic)
 
     def _topic(self, topic: KafkaTopic, records: dict[str, int]) -> event_v2.InputDataset:
         name = topic.name
@@ -213,8 +214,9 @@ class Lineage:
             read["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
                 rowCount=records[name], producer=PRODUCER
             )
+        cluster, name = self._dataset(name)
         return event_v2.InputDataset(
-            namespace=self._cluster, name=name, facets={"schema": _schema(columns)}, inputFacets=read
+            namespace=cluster, name=name, facets={"schema": _schema(columns)}, inputFacets=read
         )
 
     def _table_read(self, name: str) -> event_v2.InputDataset:

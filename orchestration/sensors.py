@@ -19,6 +19,7 @@ from orchestration.event_table import TABLE, synchronise
 from orchestration.sessions.names import named, topic_key
 from orchestration.sessions.reporting import shown
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.platform.extras import require
 from streaming_jobs.settings import Settings
@@ -88,12 +89,18 @@ def _topics(topology: Topology, settings: Settings) -> dg.SensorDefinition:
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         before: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
-        try:
-            figures = _look(settings, topology.topics)
-        except RecourseError as error:
-            return dg.SensorResult(skip_reason=f"the topics could not be seen: {error.found}", cursor=context.cursor)
+        figures: dict[str, TopicFigures] = {}
+        unseen: dict[str, str] = {}
+        for cluster in sorted({cluster_of(name) for name in topology.topics}):
+            try:
+                figures |= _look(settings, [name for name in topology.topics if cluster_of(name) == cluster])
+            except RecourseError as error:
+                unseen[cluster] = error.found
+        if unseen and not figures:
+            reasons = "; ".join(unseen.values())
+            return dg.SensorResult(skip_reason=f"the topics could not be seen: {reasons}", cursor=context.cursor)
         events: list[dg.AssetMaterialization | dg.AssetObservation] = []
-        cursor = {}
+        cursor = {name: seen for name, seen in before.items() if cluster_of(name) in unseen}
         for name, each in figures.items():
             readers = [topology[stream] for stream in topology.readers(name)]
             seen, lag = before.get(name), lags(settings, readers, each)
@@ -159,7 +166,6 @@ def lags(settings: Settings, readers: Iterable[Stream], topic: TopicFigures) -> 
 
 def _look(settings: Settings, names: Iterable[str]) -> dict[str, TopicFigures]:
     from streaming_jobs.platform.broker import bootstrap_servers
-    from streaming_jobs.sources.connection import client_config
     from streaming_jobs.sources.topics import Topics, look
 
-    return look(Topics(client_config(settings.kafka, bootstrap_servers(settings)), PATIENCE), names)
+    return look(Topics.of(settings.kafka, bootstrap_servers(settings), PATIENCE), names)

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
-    from streaming_jobs.formats import Avro, Debezium, Json, JsonSchema, Protobuf, Raw, Text
+    from streaming_jobs.formats import Avro, CloudEvents, Csv, Debezium, Json, JsonSchema, Protobuf, Raw, Text
     from streaming_jobs.settings import Settings
 
 _LAZY = {
     "Avro": "streaming_jobs.formats",
+    "CloudEvents": "streaming_jobs.formats",
+    "Csv": "streaming_jobs.formats",
     "Debezium": "streaming_jobs.formats",
     "Format": "streaming_jobs.declare.format",
     "Json": "streaming_jobs.formats",
@@ -48,7 +50,9 @@ _LAZY = {
 __all__ = [
     "Avro",
     "Between",
+    "CloudEvents",
     "ComputedTime",
+    "Csv",
     "Debezium",
     "DeltaSource",
     "DeltaTable",

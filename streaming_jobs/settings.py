@@ -44,6 +44,7 @@ from pydantic_settings import (
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.settings_sections import (
     BrokerSettings,
+    ClusterSettings,
     FolderOrUrl,
     KafkaSettings,
     LeaseSettings,
@@ -73,6 +74,7 @@ from streaming_jobs.text.spelling import nearest
 __all__ = [
     "CONFIG_FILE",
     "BrokerSettings",
+    "ClusterSettings",
     "DagsterSettings",
     "KafkaSettings",
     "LeaseSettings",
@@ -495,7 +497,8 @@ def _nearest_setting(location: Sequence[int | str]) -> str | None:
     for part in parents:
         if part in model.model_fields:
             kind = model.model_fields[part].annotation
-            model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else StreamSettings
+            by_name = StreamSettings if part == "streams" else ClusterSettings
+            model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else by_name
     near = nearest(name, model.model_fields)
     return ".".join((*parents, near)) if near else None
 
@@ -568,7 +571,8 @@ def _origins(settings: Settings, layers: list[tuple[str, dict[str, Any]]]) -> It
     for location, value in _leaves(dict(settings)):
         origin = next((name for name, layer in reversed(layers) if _has(layer, location)), "default")
         secrets = isinstance(value, list) and any(isinstance(item, SecretStr) for item in value)
-        if secrets or (location[1:2] == ("extra",) and value and _SECRET.search(".".join(location[2:]))):
+        extra = location[location.index("extra") + 1 :] if "extra" in location else ()
+        if secrets or (extra and value and _SECRET.search(".".join(extra))):
             shown = "(hidden)"
         elif isinstance(value, SecretStr):
             shown = "(hidden)" if value.get_secret_value() else ""

@@ -27,9 +27,10 @@ def doctor(
     """Check Java, jars, ports, disk and versions: one line per check, with the fix. Exit code 1 if one fails."""
     from streaming_jobs.preflight import doctor
     from streaming_jobs.preflight.doctor import checks
+    from streaming_jobs.preflight.registry_checks import registry_checks
 
     settings = invocation(context).settings
-    results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings)]
+    results = [*checks(settings), check_jobs(settings), *doctor.archive_checks(settings), *registry_checks(settings)]
     if cluster:
         results += doctor.executor_checks(settings)
     if dagster:

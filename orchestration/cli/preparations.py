@@ -148,17 +148,21 @@ def broker_for_command(settings: Settings, needs: str = "") -> Iterator[str]:
 def create_topics(settings: Settings, topology: Topology, bootstrap: str, *, ours: bool) -> list[str]:
     """Create the missing source topics, whose records never expire, and return their names.
 
-    Raises SetupError if the cluster is not `ours`: a misspelt name would become an empty topic there.
+    Raises SetupError if the default cluster is not `ours`, and for topics of other clusters: a misspelt name would
+    become an empty topic there.
     """
+    from streaming_jobs.declare.names import cluster_of
     from streaming_jobs.errors import SetupError
     from streaming_jobs.sources.topics import Topics
 
     topics = Topics.of(settings.kafka, bootstrap)
-    existing = topics.names()
+    clusters = {cluster_of(name) for name in topology.topics} | {""}
+    existing = {name for cluster in clusters for name in topics.names(cluster)}
     missing = [name for name in topology.topics if name not in existing]
-    if missing and not ours:
+    if foreign := [name for name in missing if cluster_of(name) or not ours]:
+        where = settings.kafka.of(foreign[0]).bootstrap_servers or bootstrap
         raise SetupError(
-            f"{bootstrap} has no topic {', '.join(missing)}, or this user may not see it",
+            f"{where} has no topic {', '.join(foreign)}, or this user may not see it",
             "correct the name in the stream's source, or create the topic with the partitions and the retention that "
             "it needs; Recourse creates topics only on its embedded broker",
         )

@@ -42,8 +42,8 @@ def send(
     lines = [line for line in _content(file).splitlines() if line.strip()]
     refusals = _refusals(declared[topic], StoredSchemas.of_settings(call.settings), lines)
     embedded = not call.settings.kafka.bootstrap_servers
-    if not embedded and not yes:
-        _ask(f"send {number(len(lines))} records to topic {topic} of {call.settings.kafka.bootstrap_servers}?", topic)
+    if (servers := call.settings.kafka.of(topic).bootstrap_servers) and not yes:
+        _ask(f"send {number(len(lines))} records to topic {topic} of {servers}?", topic)
     with stop_signals_interrupt(), broker_for_command(call.settings) as bootstrap:
         create_topics(call.settings, call.topology, bootstrap, ours=embedded)
         sent = produce(call.settings.kafka, bootstrap, topic, map(NewRecord, lines))

@@ -69,7 +69,8 @@ def topics(
     show(output, values, lambda: _print(figures, lags, void, name))
     for missing in [name] if name and name not in figures else [each for each in declared if each not in figures]:
         if name in (None, missing):
-            say(f"topic {missing} does not exist at {client.bootstrap}")
+            where = call.settings.kafka.of(missing).bootstrap_servers or client.bootstrap
+            say(f"topic {missing} does not exist at {where}")
 
 
 def _schema(call: Invocation, name: str | None, output: Output) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from streaming_jobs.declare.names import cluster_of, kafka_name
 from streaming_jobs.settings_services import DagsterSettings
 
 TOPICS = "kafka"
@@ -22,8 +23,9 @@ def table_key(settings: DagsterSettings, table: str) -> dg.AssetKey:
 
 
 def topic_key(settings: DagsterSettings, topic: str) -> dg.AssetKey:
-    """The asset of a topic; under `kafka`, so that a table may have the same name."""
-    return asset_key(settings, TOPICS, topic)
+    """The asset of a topic; under `kafka`, so that a table may have the same name, and there under its cluster."""
+    cluster = cluster_of(topic)
+    return asset_key(settings, TOPICS, *([cluster] if cluster else []), kafka_name(topic))
 
 
 def table_of(key: dg.AssetKey) -> str:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 
 from reprocessing.plan.history import generation_spans
 from reprocessing.plan.plan import BEFORE_ALL, Base
 from reprocessing.plan.snapshot import PlanningSnapshot, only_the_broker
 from reprocessing.plan.written_topics import GroupPosition, WrittenTopics, behind, group_words
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import PartitionOffsets, TopicOffsets, WrittenRange
@@ -287,17 +287,20 @@ def check_topic_sinks(snapshot: PlanningSnapshot, *, bounded: bool) -> None:
 
 @dataclass(frozen=True)
 class CommittedOffsets:
-    """The committed offsets of all consumer groups, requested at most once for all streams of a plan."""
+    """The committed offsets of all consumer groups of a topic's cluster, requested once for all streams of a plan."""
 
     settings: Settings
+    _known: dict[str, Sequence[GroupPosition] | TransientError] = field(default_factory=dict)
 
-    @cached_property
-    def found(self) -> Sequence[GroupPosition] | TransientError:
+    def of(self, topic: str) -> Sequence[GroupPosition] | TransientError:
         """The offsets; an error if they cannot be had."""
-        try:
-            return WrittenTopics(self.settings).committed()
-        except TransientError as error:
-            return error
+        cluster = cluster_of(topic)
+        if cluster not in self._known:
+            try:
+                self._known[cluster] = WrittenTopics(self.settings).committed(cluster)
+            except TransientError as error:
+                self._known[cluster] = error
+        return self._known[cluster]
 
 
 def written_topics(
@@ -351,7 +354,7 @@ def _groups(committed: CommittedOffsets, wrong: TopicOffsets, ends: TopicOffsets
     """Notes about consumer groups that have read wrong records; they are not ours, since ours commit no offsets."""
     for name, begins in wrong.items():
         if read := {p: begin for p, begin in begins.items() if begin < ends[name][p]}:
-            if isinstance(committed.found, TransientError):
-                yield f"whether other consumers have read wrong records of {name} is not known: {committed.found.found}"
+            if isinstance(found := committed.of(name), TransientError):
+                yield f"whether other consumers have read wrong records of {name} is not known: {found.found}"
             else:
-                yield from (group_words(group, begins, ends[name]) for group in behind(committed.found, name, read))
+                yield from (group_words(group, begins, ends[name]) for group in behind(found, name, read))

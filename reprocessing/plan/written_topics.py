@@ -22,6 +22,7 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from streaming_jobs.declare.names import cluster_of, in_cluster
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -123,10 +124,11 @@ class WrittenTopics:
             return None
         key = transactional_id(prefix, stream.name, sink.name)
         try:
-            marker = read_marker(self._config, name, key, self.settings.kafka.timeout)
+            config = self._config(sink.name)
+            marker = read_marker(config, name, key, self.settings.kafka.of(sink.name).timeout)
             count, shards = 0 if marker is None else marker.shards, dict[int, LedgerEntry | None]()
             if count:
-                shards |= read_shards(self._config, stream.name, sink.name, self.settings.topic_sink, count)
+                shards |= read_shards(config, stream.name, sink.name, self.settings.topic_sink, count)
         except ClientLost as lost:
             raise TransientError(
                 f"the markers of topic {sink.name} cannot be read: {lost}", "check the broker"
@@ -204,12 +206,13 @@ class WrittenTopics:
         Raises TransientError if groups cannot be listed, or are too many to be asked in time. Groups that may not be
         described are left out.
         """
-        return behind(self.committed(), topic, begins)
+        return behind(self.committed(cluster_of(topic)), topic, begins)
 
-    def committed(self) -> list[GroupPosition]:
-        """The committed offsets of all consumer groups, from one request; raises TransientError."""
-        timeout = self.settings.kafka.timeout.total_seconds()
-        until, admin, found = time.monotonic() + timeout, AdminClient(self._config), list[GroupPosition]()
+    def committed(self, cluster: str) -> list[GroupPosition]:
+        """The committed offsets of all consumer groups of a cluster, from one request; raises TransientError."""
+        of_cluster = in_cluster("", cluster)
+        timeout = self.settings.kafka.of(of_cluster).timeout.total_seconds()
+        until, admin, found = time.monotonic() + timeout, AdminClient(self._config(of_cluster)), list[GroupPosition]()
         try:
             listed = admin.list_consumer_groups(request_timeout=timeout).result(timeout).valid
         except (KafkaException, TimeoutError) as error:
@@ -227,11 +230,11 @@ class WrittenTopics:
                 asked |= admin.list_consumer_group_offsets(places, request_timeout=timeout)
             for name, future in asked.items():
                 found += _positions(name, future, timeout)
-        return found
+        return [each._replace(topic=in_cluster(each.topic, cluster)) for each in found]
 
     def blocks(self, topic: str, spans: Mapping[int, Span]) -> Iterator[SourceRecords]:
         """The committed records in ranges of offsets by partition, some thousands at a time."""
-        reader = RangeReader(topic, self._config, self.settings.kafka.timeout)
+        reader = RangeReader(topic, self._config(topic), self.settings.kafka.of(topic).timeout)
         try:
             yield from read_ranges(reader, spans, _BLOCK)
         finally:
@@ -239,7 +242,7 @@ class WrittenTopics:
 
     def _marked(self, stream: Stream, sink: KafkaSink, entry: NextMarker) -> Sequence[WrittenRange]:
         writer = ShardedWriter(
-            stream.name, sink.ledger_name, sink.name, self.settings.topic_sink, Clients(self._config)
+            stream.name, sink.ledger_name, sink.name, self.settings.topic_sink, Clients(self._config(sink.name))
         )
         try:
             return writer.mark_all(entry)
@@ -250,9 +253,8 @@ class WrittenTopics:
     def _bootstrap(self) -> str:
         return bootstrap_servers(self.settings)
 
-    @property
-    def _config(self) -> dict[str, Any]:
-        return client_config(self.settings.kafka, self._bootstrap)
+    def _config(self, topic: str) -> dict[str, Any]:
+        return client_config(self.settings.kafka, self._bootstrap, topic)
 
     @cached_property
     def _topics(self) -> Topics:

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from streaming_jobs.declare.names import AT
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 
@@ -24,12 +25,13 @@ COLUMNS = ("topic", "partition", "offset", "timestamp_ms", "timestamp_type", "ke
 
 
 def archive(topic: KafkaTopic | str, *, name: str | None = None, owners: Sequence[str] = ()) -> Stream:
-    """Declare the archive of a topic: a stream and its table, both named `name` (default: `<topic>_archive`).
+    """Declare the archive of a topic: a stream and its table, both named `name` (default: `<topic>_archive`,
+    of a topic in another cluster `<topic>_<cluster>_archive`).
 
     Raises UsageError if that is not a valid stream name, since names of topics may have other characters.
     """
     topic_name = topic if isinstance(topic, str) else topic.name
-    chosen = f"{topic_name}_archive" if name is None else name
+    chosen = f"{topic_name.replace(AT, '_')}_archive" if name is None else name
     raw = importlib.import_module("streaming_jobs.formats.raw").Raw  # its types are PySpark's, which takes long
     source = KafkaTopic(topic_name, value=raw(), tombstones="keep", headers=True, timestamp_type=True)
     table = DeltaTable(

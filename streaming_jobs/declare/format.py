@@ -176,6 +176,20 @@ class RegistryFormat(Protocol):
         """The format of this topic's records, which reads and writes with these schemas."""
 
 
+Headers = Sequence[tuple[str, bytes | None]]
+"""The headers of one record, in their order."""
+
+
+class HeaderFrame(Protocol):
+    """What a format needs of a record's headers, in the bytes that its reader gets."""
+
+    def one(self, value: bytes, headers: Headers) -> bytes:
+        """The bytes to read for the value of a record with these headers."""
+
+    def block(self, values: Sequence[bytes | None], headers: pa.Array) -> list[bytes | None]:
+        """The same for the values of many records; None stays None."""
+
+
 def checked_fields(schema: StructType, fields: Sequence[str] | None) -> frozenset[str]:
     """The names of the fields to build; raises UsageError for an unknown field."""
     names = schema.fieldNames()

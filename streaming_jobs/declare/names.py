@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+AT = "@"
+"""Before the cluster's name in the name of a topic; no topic of Kafka has it in its own."""
 
 
 def is_name(name: str) -> bool:
@@ -28,6 +31,41 @@ def checked_name(kind: str, name: str) -> str:
             f"'{name}' is not a {kind} name", "use lower-case letters, digits and '_', a letter first, 63 at most"
         )
     return name
+
+
+# Topics of several clusters. `orders` is a topic of the default cluster, `orders@eu` the topic `orders` of the cluster
+# `eu` in the settings `kafka.clusters`. Streams, positions, ledgers, records and commands have this whole name; only
+# what talks to Kafka takes it apart.
+
+
+def kafka_name(topic: str) -> str:
+    """The name of a topic in its cluster."""
+    return topic.partition(AT)[0]
+
+
+def cluster_of(topic: str) -> str:
+    """The cluster of a topic; empty: the default one."""
+    return topic.partition(AT)[2]
+
+
+def in_cluster(name: str, cluster: str) -> str:
+    """The whole name of a topic with this name in its cluster; without a name it stands for any topic there."""
+    return f"{name}{AT}{cluster}" if cluster else name
+
+
+def is_topic_name(topic: str) -> bool:
+    """True for a whole name that a topic can have."""
+    name, at, cluster = topic.partition(AT)
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..") and (not at or is_name(cluster))
+
+
+def unknown_cluster(topic: str, known: Iterable[str]) -> ConfigurationError:
+    """The error for a topic whose cluster is none of these."""
+    name = cluster_of(topic)
+    return ConfigurationError(
+        f"topic {topic} is of the cluster '{name}', which the settings do not have",
+        f"set kafka.clusters.{name}.bootstrap_servers, or correct the name: {instead(name, known)}",
+    )
 
 
 def checked_names(what: str, option: str, names: object) -> tuple[str, ...]:

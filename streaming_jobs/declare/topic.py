@@ -9,7 +9,6 @@ records are decoded, so that every reader of the topic has the same time and the
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,6 +20,7 @@ from streaming_jobs.declare.format import (
     BlockReader,
     DeclaredFormat,
     Format,
+    HeaderFrame,
     Refusal,
     RegistryFormat,
     Schemas,
@@ -28,7 +28,14 @@ from streaming_jobs.declare.format import (
     record_batch,
     with_null_rows,
 )
-from streaming_jobs.declare.names import check_event_time, checked_names
+from streaming_jobs.declare.names import (
+    check_event_time,
+    checked_names,
+    cluster_of,
+    in_cluster,
+    is_topic_name,
+    kafka_name,
+)
 from streaming_jobs.errors import FunctionRaised, UsageError
 from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
@@ -260,7 +267,6 @@ _MADE = (
     "event_time=ComputedTime(function of fields), or RecordTimestamp() for Kafka's own; TimestampType is for texts "
     "such as 2026-11-21T08:00:00Z"
 )
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -276,6 +282,9 @@ class KafkaTopic:
     several sources wait for the slowest one, but not for one that has had no record for `idle_after`: its next records
     may be late. A record with a null value is a dead letter, or, with `tombstones="keep"`, a row whose fields are all
     null and whose `_source.tombstone` is true. Only committed records are read.
+
+    `cluster` is a name in the settings `kafka.clusters`, for a topic outside of the default cluster. Everywhere else
+    the topic's name is `orders@eu` then, and `KafkaTopic("orders@eu", ...)` is the same declaration.
     """
 
     name: str
@@ -289,10 +298,10 @@ class KafkaTopic:
     timestamp_type: bool = False
     description: str = ""
     owners: Sequence[str] = ()
+    cluster: str = ""
 
     def __post_init__(self) -> None:
-        if not _TOPIC.fullmatch(self.name) or self.name in (".", ".."):
-            raise UsageError(f"'{self.name}' is not a topic name", "use letters, digits, '.', '_' and '-'")
+        self._complete_name()
         is_format = hasattr(self.value, "schema") and hasattr(self.value, "reader")
         if isinstance(self.value, type) or not is_format:  # a StructType, a dict, a class
             text = repr(self.value)
@@ -313,6 +322,20 @@ class KafkaTopic:
         self._check_event_time(f"topic {self.name}")
         if SOURCE_COLUMN in self.records.schema.fieldNames():
             raise UsageError(f"topic {self.name}: the field name {SOURCE_COLUMN} is taken", "rename the field")
+
+    def _complete_name(self) -> None:
+        """Make name and cluster agree, however they were given."""
+        named = cluster_of(self.name)
+        if self.cluster and named not in ("", self.cluster):
+            raise UsageError(f"topic {self.name} has cluster='{self.cluster}'", "name one cluster")
+        whole = self.name if named else in_cluster(self.name, self.cluster)
+        if not is_topic_name(whole):
+            raise UsageError(
+                f"'{whole}' is not a topic name",
+                "use letters, digits, '.', '_' and '-'; after an '@', the name of a cluster in kafka.clusters",
+            )
+        object.__setattr__(self, "name", whole)
+        object.__setattr__(self, "cluster", cluster_of(whole))
 
     def _check_event_time(self, what: str) -> None:
         names = self.value.schema.fieldNames()
@@ -337,12 +360,12 @@ class KafkaTopic:
         """The topic with a format that has its schemas at hand; itself for a format that needs no registry."""
         if not isinstance(self.value, RegistryFormat):
             return self
-        return replace(self, value=self.value.bound(schemas, self.name))
+        return replace(self, value=self.value.bound(schemas, kafka_name(self.name)))
 
     @property
-    def id_header(self) -> str | None:
-        """The header in which records have the id of their value's schema; None: in no header."""
-        return getattr(self.value, "id_header", None)
+    def header_frame(self) -> HeaderFrame | None:
+        """How the format reads headers; None: it reads none."""
+        return getattr(self.value, "header_frame", None)
 
     @property
     def time_column(self) -> str | None:
@@ -361,4 +384,4 @@ class KafkaTopic:
 def _as_format(value: object) -> str:
     if isinstance(value, type):
         return f"{value.__name__}(...)"
-    return "Json(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"
+    return "Json(...) or Csv(...) around the schema, Avro(schema), Protobuf(message), Text() or Raw()"

@@ -67,7 +67,7 @@ class KafkaSink:
         if not hasattr(self.topic.value, "writer"):
             raise UsageError(
                 f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
-                "declare it with Json, Avro, Protobuf, Text or Raw, or give the format a `writer` (declare/format.py)",
+                "declare it with Json, Csv, Avro, Protobuf, Text or Raw, or give it a `writer` (declare/format.py)",
             )
         fields = self.topic.value.schema.fieldNames()
         if taken := _TAKEN.intersection(fields):

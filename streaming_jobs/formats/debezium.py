@@ -24,6 +24,7 @@ from streaming_jobs.declare.format import (
     BlockReader,
     DeclaredFormat,
     Format,
+    HeaderFrame,
     Refusal,
     RegistryFormat,
     Schemas,
@@ -92,9 +93,9 @@ class Debezium(DeclaredFormat):
         return frozenset({*self.value.reasons, _UNKNOWN.reason, _NO_AFTER.reason})
 
     @property
-    def id_header(self) -> str | None:
-        """As `KafkaTopic.id_header`: that of the events' format."""
-        return getattr(self.value, "id_header", None)
+    def header_frame(self) -> HeaderFrame | None:
+        """That of the events' format."""
+        return getattr(self.value, "header_frame", None)
 
     def bound(self, schemas: Schemas, topic: str) -> Debezium:
         """The format with the schemas of the events' format at hand."""

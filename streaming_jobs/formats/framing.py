@@ -18,6 +18,8 @@ from streaming_jobs.declare.format import (
     BlockReader,
     BlockWriter,
     DeclaredFormat,
+    HeaderFrame,
+    Headers,
     Refusal,
     RegisteredSchema,
     Schemas,
@@ -116,9 +118,9 @@ class Registered(DeclaredFormat):
         return self.format.reasons
 
     @property
-    def id_header(self) -> str | None:
-        """The header in which records may have their id."""
-        return ID_HEADER if self.format.ids == "header" else None
+    def header_frame(self) -> HeaderFrame | None:
+        """What reads ids in headers."""
+        return IdFrame() if self.format.ids == "header" else None
 
     def reader(self, fields: Sequence[str] | None = None) -> FramedReader:
         wanted = checked_fields(self.schema, fields)
@@ -130,9 +132,9 @@ class Registered(DeclaredFormat):
         if self.format.ids == "none" or self.schemas is None:
             return self.format.payload_writer()
         schema_id = self.schemas.prefix(self.subject, self.format.registered)
-        if self.id_header is None:
+        if self.header_frame is None:
             return FramedWriter(self.format.payload_writer(), schema_id)
-        return FramedWriter(self.format.payload_writer(), b"", ((self.id_header, schema_id),))
+        return FramedWriter(self.format.payload_writer(), b"", ((ID_HEADER, schema_id),))
 
 
 class FramedReader:
@@ -255,17 +257,22 @@ def _none(kind: pa.DataType) -> pa.Array:
     return pa.array([], kind)
 
 
-def with_header(values: Sequence[bytes | None], headers: pa.Array) -> list[bytes | None]:
-    """The values, after the id in their header; values without one, and null ones, as they are."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class IdFrame:
+    """Puts the id in a record's header before its value; a value without one stays as it is."""
 
-    flat = pc.list_flatten(headers)
-    at = np.flatnonzero(pc.fill_null(pc.equal(flat.field("key"), ID_HEADER), False))
-    owners = np.asarray(pc.list_parent_indices(headers))[at].tolist()
-    framed = list(values)
-    for row, content in zip(owners, flat.field("value").take(pa.array(at)).to_pylist(), strict=True):
-        if content and (value := values[row]) is not None:
-            framed[row] = content + value
-    return framed
+    def one(self, value: bytes, headers: Headers) -> bytes:
+        return next((content for name, content in headers if name == ID_HEADER and content), b"") + value
+
+    def block(self, values: Sequence[bytes | None], headers: pa.Array) -> list[bytes | None]:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        flat = pc.list_flatten(headers)
+        at = np.flatnonzero(pc.fill_null(pc.equal(flat.field("key"), ID_HEADER), False))
+        owners = np.asarray(pc.list_parent_indices(headers))[at].tolist()
+        framed = list(values)
+        for row, content in zip(owners, flat.field("value").take(pa.array(at)).to_pylist(), strict=True):
+            if content and (value := values[row]) is not None:
+                framed[row] = content + value
+        return framed

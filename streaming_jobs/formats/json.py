@@ -52,7 +52,7 @@ REASONS = frozenset(
 )
 """Every reason of a refusal."""
 
-_LEAVES = (
+LEAVES = (
     BooleanType,
     ByteType,
     ShortType,
@@ -131,5 +131,5 @@ def _check(kind: DataType, where: str) -> None:
             _check(field.dataType, f"field '{field.name}'")
     elif isinstance(kind, ArrayType):
         _check(kind.elementType, f"an element of {where}")
-    elif not (isinstance(kind, _LEAVES) or kind == StringType()):
+    elif not (isinstance(kind, LEAVES) or kind == StringType()):
         raise UsageError(f"{where} is {kind.simpleString()}, which JSON records cannot have here", _NEXT)

@@ -131,7 +131,7 @@ class TimeColumn:
             bad += pc.indices_nonzero(
                 pc.or_(pc.less(number, FIRST_MICROSECOND), pc.greater(number, LAST_MICROSECOND))
             ).to_pylist()
-        return Built(times, [_wrong(position, self.name, str(values[position])) for position in bad])
+        return Built(times, [wrong_value(position, self.name, str(values[position])) for position in bad])
 
 
 @dataclass(frozen=True)
@@ -158,22 +158,27 @@ class DecimalColumn:
 
     def build(self, values: Sequence[Any]) -> Built:
         """The decimals of msgspec's raw values; None and `null` are null."""
-        name = f"decimal({self.precision},{self.scale})"
         written = [None if value is None else str(value, "utf-8") for value in values]
-        faults: list[ValueFault] = []
+        missing: list[ValueFault] = []
         if "null" in written:
             nulls = [position for position, text in enumerate(written) if text == "null"]
             written = _without(written, nulls)
             if self.required:
-                faults += [
-                    ValueFault(position, "missing_field", f"Expected `{name}`, got `null`") for position in nulls
-                ]
-        bad = self.form.others(written)
-        bad += [position for position, text in enumerate(written) if text is not None and _is_too_long(text)]
-        if bad:
-            faults += [_wrong(position, name, str(written[position])) for position in bad]
-            written = _without(written, bad)
-        return Built(pa.array(written, pa.string()).cast(self.type), faults)
+                words = f"Expected `{self._name}`, got `null`"
+                missing = [ValueFault(position, "missing_field", words) for position in nulls]
+        array, faults = self.of_texts(written)
+        return Built(array, [*missing, *faults])
+
+    def of_texts(self, texts: Sequence[str | None]) -> Built:
+        """The decimals of texts; None is null."""
+        bad = self.form.others(texts)
+        bad += [position for position, text in enumerate(texts) if text is not None and _is_too_long(text)]
+        faults = [wrong_value(position, self._name, str(texts[position])) for position in bad]
+        return Built(pa.array(_without(texts, bad) if bad else texts, pa.string()).cast(self.type), faults)
+
+    @property
+    def _name(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,8 @@ def _is_too_long(number: str) -> bool:
     return len(number) > _MAX_DIGITS and len(number.lstrip("-0.").replace(".", "")) > _MAX_DIGITS
 
 
-def _wrong(position: int, name: str, text: str) -> ValueFault:
+def wrong_value(position: int, name: str, text: str) -> ValueFault:
+    """The fault of a text that is none of a type."""
     shown = ascii(text[:_SHOWN]) + ("..." if len(text) > _SHOWN else "")
     return ValueFault(position, "wrong_type", f"Expected `{name}`, got {shown}")
 

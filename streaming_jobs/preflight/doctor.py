@@ -68,6 +68,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         *([] if settings.kafka.bootstrap_servers else [check_jars(settings, "broker")]),
         check_class_data(settings),
         check_cluster(settings) if settings.kafka.bootstrap_servers else check_broker(settings),
+        *(check_cluster(settings, cluster) for cluster in settings.kafka.clusters),
         check_ui_port(settings),
         check_folder("home", settings.home, _ROOM_MB),
         *(check_store(name, place) for name, place in stores(settings).items()),
@@ -236,16 +237,17 @@ def check_broker(settings: Settings) -> DoctorCheck:
     )
 
 
-def check_cluster(settings: Settings) -> DoctorCheck:
-    """The configured cluster: it has to answer within five seconds, with these credentials."""
-    from streaming_jobs.sources.topics import Topics, client_config
+def check_cluster(settings: Settings, cluster: str = "") -> DoctorCheck:
+    """A configured cluster, or the default one: it has to answer within five seconds, with these credentials."""
+    from streaming_jobs.sources.topics import Topics
 
-    servers = settings.kafka.bootstrap_servers
+    name = f"cluster {cluster}" if cluster else "broker"
     try:
-        topics = Topics(client_config(settings.kafka, servers), _ASK).names()
+        topics = Topics.of(settings.kafka, settings.kafka.bootstrap_servers, _ASK).in_cluster(cluster)
+        there = topics.names(cluster)
     except RecourseError as error:
-        return DoctorCheck("broker", False, error.found, error.next_step)
-    return DoctorCheck("broker", True, f"{servers} answers, {len(topics)} topics")
+        return DoctorCheck(name, False, error.found, error.next_step)
+    return DoctorCheck(name, True, f"{topics.bootstrap} answers, {len(there)} topics")
 
 
 def check_ui_port(settings: Settings) -> DoctorCheck:
@@ -358,7 +360,6 @@ def archive_checks(settings: Settings, topics: TopicReader | None = None) -> Ite
 
 
 def _topics(settings: Settings) -> TopicReader:
-    from streaming_jobs.sources.connection import client_config
     from streaming_jobs.sources.topics import Topics
 
-    return Topics(client_config(settings.kafka, bootstrap_servers(settings)), _ASK)
+    return Topics.of(settings.kafka, bootstrap_servers(settings), _ASK)

@@ -118,7 +118,7 @@ class Registry:
             try:
                 return self._answer(url, path, content)
             except (URLError, HTTPException, OSError, ValueError, KeyError, TypeError) as error:
-                cause = getattr(error, "reason", error)
+                cause = error if isinstance(error, HTTPError) else getattr(error, "reason", error)
                 reason = f"{type(cause).__name__}: {cause}"[:300]
                 if isinstance(cause, ssl.SSLCertVerificationError):
                     raise ConfigurationError(

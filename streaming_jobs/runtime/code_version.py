@@ -202,6 +202,8 @@ _FORMER_MODULES = {
     **dict.fromkeys(("Between", "Holds", "InSet", "Matches", "NotNull", "RowRules", "Unique"), "rules"),
     **dict.fromkeys(("Text", "Raw"), "formats.raw"),
     "Avro": "formats.avro",
+    "CloudEvents": "formats.cloud_events",
+    "Csv": "formats.csv",
     "Debezium": "formats.debezium",
     "DeltaSource": "delta_source",
     "DeltaTable": "stream",
@@ -218,7 +220,7 @@ _FORMER_MODULES = {
 """The module of each declared type, as the second scheme names it."""
 TypeName = Callable[[type], str]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NO_CODE = frozenset({"name", "description", "owners", "slices", "store", "fresh_within"})
+_NO_CODE = frozenset({"name", "cluster", "description", "owners", "slices", "store", "fresh_within"})
 """Options of a declaration that change no row; the name is said beside them. A store has rows of its own."""
 
 

@@ -26,6 +26,7 @@ import structlog
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaException, Message, TopicPartition
 
 from streaming_jobs.catalog.archive import is_archive
+from streaming_jobs.declare.names import cluster_of, in_cluster, kafka_name
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, RecourseError
 from streaming_jobs.ledger.positions import Place, TopicOffsets
 from streaming_jobs.platform.broker import bootstrap_servers
@@ -142,7 +143,8 @@ class EndOffsets:
         self._open: dict[str, dict[int, tuple[int, float]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="end-offsets", daemon=True)
-        self._unanswered = False
+        self._away: set[str] = set()
+        """The clusters that did not answer at the last look."""
 
     def start(self) -> EndOffsets:
         self._thread.start()
@@ -165,7 +167,10 @@ class EndOffsets:
         )
 
     def look(self) -> None:
+        away: set[str] = set()
         for name in self._names:
+            if (cluster := cluster_of(name)) in away:
+                continue
             at = time.time()
             try:
                 # In this order: only records of open transactions are before the first and behind the second.
@@ -173,13 +178,13 @@ class EndOffsets:
                 stable = self._topics.latest(name)
                 self._note_open(name, at, stable, high)
                 self._seen[name] = (at, {p: max(end, high.get(p, end)) for p, end in stable.items()})
-                self._unanswered = False
+                self._away.discard(cluster)
             except Exception as error:  # noqa: BLE001 - the thread continues: the figure gets older, and shows its age
-                if not self._unanswered:
+                if cluster not in self._away:
                     log.info("the end of a topic could not be seen", topic=name, reason=str(error)[:200])
-                self._unanswered = True
+                self._away.add(cluster)
                 if isinstance(error, BrokerUnreachable):
-                    return
+                    away.add(cluster)
             if self._stop.is_set():
                 return
 
@@ -277,7 +282,7 @@ def source_ends(settings: Settings, streams: Iterable[Stream], timeout: timedelt
     every = list(streams)
     topics: TopicEnds
     try:
-        topics = Topics(client_config(settings.kafka, bootstrap_servers(settings)), timeout)
+        topics = Topics.of(settings.kafka, bootstrap_servers(settings), timeout)
     except BrokerUnreachable as error:
         if any(stream.topics for stream in every):
             raise
@@ -294,11 +299,11 @@ _FETCH = 64 * 1024
 def first_timestamps(config: Mapping[str, Any], starts: Mapping[Place, int], within: float) -> dict[Place, float]:
     """Timestamp (seconds since 1970) of the first committed record at or after an offset, by topic and partition.
 
-    `within` is in seconds. Partitions without such a record, or without an answer in time, are missing. Offsets that
-    are gone count from the first available offset.
+    All are of one cluster. `within` is in seconds. Partitions without such a record, or without an answer in time,
+    are missing. Offsets that are gone count from the first available offset.
     """
     found: dict[Place, float] = {}
-    waiting = set(starts)
+    waiting = {(kafka_name(topic), partition): (topic, partition) for topic, partition in starts}
     if not waiting:
         return found
     ends_at = time.monotonic() + within
@@ -316,16 +321,15 @@ def first_timestamps(config: Mapping[str, Any], starts: Mapping[Place, int], wit
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, partition, at) for (topic, partition), at in starts.items()])
+        consumer.assign([TopicPartition(*there, starts[place]) for there, place in waiting.items()])
         while waiting and (left := ends_at - time.monotonic()) > 0:
             for message in consumer.consume(len(waiting), timeout=min(left, 0.2)):
-                place = (str(message.topic()), int(message.partition() or 0))
-                if place not in waiting:
+                there = (str(message.topic()), int(message.partition() or 0))
+                if (place := waiting.pop(there, None)) is None:
                     continue
-                waiting.discard(place)
                 if (at := _timestamp(message)) is not None:
                     found[place] = at
-                consumer.incremental_unassign([TopicPartition(*place)])
+                consumer.incremental_unassign([TopicPartition(*there)])
     except KafkaException as error:
         log.info("the first unread records could not be read", reason=str(error)[:200])
     finally:
@@ -429,7 +433,7 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
     looks, unread = list(_look_once(settings, streams)), {}
     with_topics = any(look.stream.topics for look in looks)
     try:
-        config = client_config(settings.kafka, bootstrap_servers(settings)) if with_topics else {}
+        bootstrap = bootstrap_servers(settings) if with_topics else ""
     except BrokerUnreachable as error:  # it has ended since the look
         log.info("unread records are not known", reason=str(error))
         return {}
@@ -438,7 +442,11 @@ def unread_now(settings: Settings, streams: Iterable[Stream]) -> dict[str, Unrea
         starts = unread_by_partition(look.position, look.ends, void)
         tables = {table.name: versions_of(settings, look.stream, table.name) for table in look.stream.tables_read}
         of_topics = {place: at for place, at in starts.items() if place[0] not in tables}
-        oldest = first_timestamps(config, of_topics, _QUICK.total_seconds())
+        oldest: dict[Place, float] = {}
+        for cluster in {cluster_of(topic) for topic, _ in of_topics}:
+            config = client_config(settings.kafka, bootstrap, in_cluster("", cluster))
+            there = {place: at for place, at in of_topics.items() if cluster_of(place[0]) == cluster}
+            oldest |= first_timestamps(config, there, _QUICK.total_seconds())
         oldest |= {
             place: ms / 1000
             for place, start in starts.items()

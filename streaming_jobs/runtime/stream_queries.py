@@ -29,7 +29,7 @@ from streaming_jobs.runtime.lag import EndOffsets, Ends, position_in
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sources.base import TopicReader
-from streaming_jobs.sources.connection import Connection, NoBroker, client_config, client_file, remove_client_file
+from streaming_jobs.sources.connection import Connection, NoBroker, client_file, remove_client_file
 from streaming_jobs.sources.topics import UNKNOWN_FOR, Topics
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.locations import Location
@@ -202,7 +202,7 @@ class SparkQueries:
         return Connection(
             client=client_file(self.settings, bootstrap),
             topics=Topics.of(kafka, bootstrap),
-            quick=Topics(client_config(kafka, bootstrap), _QUICK),
+            quick=Topics.of(kafka, bootstrap, _QUICK),
         )
 
     def preflight(self, stream: Stream) -> Preflight:

@@ -11,6 +11,7 @@ import structlog
 
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.columns import SOURCE_COLUMN, checked_columns, checked_order
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -243,9 +244,9 @@ def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: C
     marker_info = connection.topics.describe(name)
     try:
         if marker_info is not None:
-            config, _ = read_client_file(connection.client)
+            config, _ = read_client_file(connection.client, sink.name)
             key = transactional_id(own.prefix, stream.name, sink.name)
-            marker = read_marker(config, name, key, settings.kafka.timeout)
+            marker = read_marker(config, name, key, settings.kafka.of(sink.name).timeout)
         shards = tuple(_shards(settings, stream, sink, connection, marked=0 if marker is None else marker.shards))
     except ClientLost as lost:
         raise BrokerUnreachable(
@@ -274,7 +275,7 @@ def _shards(
         name = shards_topic(own.prefix, stream.name, sink.name, count)
         there, newest = connection.topics.describe(name), dict[int, LedgerEntry | None].fromkeys(range(count))
         if there is not None:
-            config, _ = read_client_file(connection.client)
+            config, _ = read_client_file(connection.client, sink.name)
             newest = dict(read_shards(config, stream.name, sink.name, own, count))
         if there is not None or count == marked:
             yield ShardsSnapshot(name, newest, marked=count == marked)
@@ -290,7 +291,7 @@ def _output(settings: Settings, stream: Stream, sink: KafkaSink, connection: Con
         stream=stream.name,
         settings=settings.topic_sink,
         writer=writer,
-        topics=KnownTopics(lookup, settings.topic_sink, _forbidden(settings, stream, sink)),
+        topics=KnownTopics(lookup, settings.topic_sink, _forbidden(settings, stream, sink), cluster_of(sink.name)),
         folder=_waiting(settings, stream),
     )
 
@@ -315,7 +316,7 @@ def _forbidden(settings: Settings, stream: Stream, sink: KafkaSink) -> dict[str,
 
 
 def _writer(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> Writer:
-    config, _ = read_client_file(connection.client)
+    config, _ = read_client_file(connection.client, sink.name)
     name, clients = sink.ledger_name, Clients(config)
     if not sink.exactly_once:
         return PlainWriter(stream.name, name, sink.name, settings.topic_sink, clients)

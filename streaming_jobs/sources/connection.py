@@ -1,4 +1,4 @@
-"""Connections to the cluster: the settings `kafka` as properties of librdkafka, and the reasons of failures.
+"""Connections to the clusters: the settings `kafka` as properties of librdkafka, and the reasons of failures.
 
 A wrong password, or plain text sent to a TLS port, should be reported at once. librdkafka passes such reasons only to
 `error_cb`, so `Failures` collects them there and every wait checks it.
@@ -15,16 +15,18 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError
 
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
+from streaming_jobs.declare.names import cluster_of, unknown_cluster
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, RecourseError, TransientError
 from streaming_jobs.registry.schemas import StoredSchemas
 from streaming_jobs.storage.files import scratch
@@ -34,7 +36,7 @@ from streaming_jobs.text.durations import format_duration, milliseconds
 
 if TYPE_CHECKING:
     from streaming_jobs.ledger.positions import OffsetBounds
-    from streaming_jobs.settings import KafkaSettings, Settings
+    from streaming_jobs.settings import ClusterSettings, KafkaSettings, Settings
     from streaming_jobs.sources.base import TopicInfo, TopicReader
     from streaming_jobs.sources.kafka import TopicClients
 
@@ -53,8 +55,16 @@ LIBRDKAFKA = logging.getLogger("recourse.librdkafka")
 LIBRDKAFKA.addHandler(logging.NullHandler())
 
 
-def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
-    """Properties of any confluent-kafka client that talks to `bootstrap`; holds secrets, never print it."""
+def client_config(kafka: KafkaSettings, bootstrap: str, topic: str = "") -> dict[str, Any]:
+    """Properties of any confluent-kafka client of the topic's cluster; holds secrets, never print it.
+
+    `bootstrap` is the address of the default cluster. Raises ConfigurationError for a cluster without settings.
+    """
+    cluster = kafka.of(topic)
+    return _properties(cluster, bootstrap if cluster is kafka else cluster.bootstrap_servers)
+
+
+def _properties(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "security.protocol": kafka.security_protocol,
@@ -79,10 +89,18 @@ def client_config(kafka: KafkaSettings, bootstrap: str) -> dict[str, Any]:
     return config | kafka.extra
 
 
-def _log_in(kafka: KafkaSettings) -> dict[str, str]:
-    """For a user with a password, or for a client that fetches tokens, which librdkafka renews."""
+def _log_in(kafka: ClusterSettings) -> dict[str, Any]:
+    """For a user with a password, a ticket of Kerberos, or tokens; librdkafka renews tickets and tokens."""
+    if kafka.sasl_mechanism == "GSSAPI":
+        keytab = kafka.sasl_kerberos_keytab
+        # Without a keytab, whoever started the process renews its ticket, and librdkafka has nothing to run for it.
+        ticket = {"kinit.cmd": "true"} if keytab is None else {"keytab": str(keytab)}
+        named = {"service.name": kafka.sasl_kerberos_service_name, "principal": kafka.sasl_kerberos_principal}
+        return {f"sasl.kerberos.{name}": value for name, value in {**named, **ticket}.items()}
     if kafka.sasl_mechanism != "OAUTHBEARER":
         return {"sasl.username": kafka.sasl_username, "sasl.password": kafka.sasl_password.get_secret_value()}
+    if kafka.sasl_oauthbearer_callback:
+        return {"oauth_cb": token_callback(kafka.sasl_oauthbearer_callback)}
     if not kafka.sasl_oauthbearer_token_endpoint_url:
         return {}
     values = {
@@ -96,6 +114,29 @@ def _log_in(kafka: KafkaSettings) -> dict[str, str]:
     return {f"sasl.oauthbearer.{name}": value for name, value in values.items() if value}
 
 
+@cache
+def token_callback(name: str) -> Callable[[str], tuple[str, float]]:
+    """The function that gives Kafka's client its tokens, by its name; raises ConfigurationError without one."""
+    module, _, function = name.partition(":")
+    try:
+        fetch = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"kafka.sasl_oauthbearer_callback: {name} cannot be imported: {error}",
+            "name a function as package.module:function, in a module that this process finds",
+        ) from error
+
+    def token(config: str) -> tuple[str, float]:
+        try:
+            given: tuple[str, float] = fetch(config)
+        except Exception as error:  # librdkafka only hears that there is no token
+            LIBRDKAFKA.error("%s raised %s", name, type(error).__name__)  # its text may have secrets
+            raise
+        return given
+
+    return token
+
+
 class Failures:
     """Collects the errors that librdkafka passes to its `error_cb`, and raises early for permanent errors.
 
@@ -103,8 +144,10 @@ class Failures:
     looks the same for a moment.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, topic: str = "") -> None:
+        """`topic` is one of the cluster, whose settings the errors name."""
         self.bootstrap = bootstrap
+        self.settings = f"kafka.clusters.{cluster}" if (cluster := cluster_of(topic)) else "kafka"
         self.disconnected = False
         self._last = ""
         self._refused = ""
@@ -134,14 +177,15 @@ class Failures:
         if self._refused and time.monotonic() - self._begun > _GRACE:
             raise ConfigurationError(
                 f"the broker at {self.bootstrap} refused the connection: {self._refused}",
-                f"check kafka.security_protocol, the credentials and the certificates (`{commands.settings()}`)",
+                f"check {self.settings}.security_protocol, the credentials and the certificates "
+                f"(`{commands.settings()}`)",
             )
 
     def unreachable(self, doing: str, timeout: timedelta) -> BrokerUnreachable:
         reason = f" ({self._last})" if self._last else ""
         return BrokerUnreachable(
             f"{doing}: no answer from {self.bootstrap} within {format_duration(timeout)}{reason}",
-            f"check that the broker runs and that kafka.bootstrap_servers is right (`{commands.doctor()}`)",
+            f"check that the broker runs and that {self.settings}.bootstrap_servers is right (`{commands.doctor()}`)",
         )
 
 
@@ -154,14 +198,17 @@ class Failures:
 
 _TIMEOUT = "recourse.timeout.seconds"
 _REGISTRY = "recourse.registry"
+_CLUSTERS = "recourse.clusters"
+_CALLBACK = "recourse.oauth_callback"
 _SHARED = "_clients"
 _LOOK_EVERY = 60.0
 
 
 def client_file(settings: Settings, bootstrap: str) -> Location:
-    """A new file for the cluster at `bootstrap`, for this process and the executors of its session."""
-    values = {key: value for key, value in client_config(settings.kafka, bootstrap).items() if key != "logger"}
-    values[_TIMEOUT] = settings.kafka.timeout.total_seconds()
+    """A new file for the cluster at `bootstrap` and the others, for this process and its session's executors."""
+    kafka = settings.kafka
+    values = _written(kafka, bootstrap)
+    values[_CLUSTERS] = {name: _written(each, each.bootstrap_servers) for name, each in kafka.clusters.items()}
     values[_REGISTRY] = StoredSchemas.of_settings(settings).values()
     folder: Location = scratch(settings.home, "kafka").folder
     if settings.spark.has_executors:
@@ -176,6 +223,14 @@ def client_file(settings: Settings, bootstrap: str) -> Location:
     return Path(name)
 
 
+def _written(kafka: ClusterSettings, bootstrap: str) -> dict[str, Any]:
+    """One cluster as JSON, secrets included."""
+    config = _properties(kafka, bootstrap)
+    for not_json in ("logger", "oauth_cb"):
+        config.pop(not_json, None)
+    return {**config, _TIMEOUT: kafka.timeout.total_seconds(), _CALLBACK: kafka.sasl_oauthbearer_callback}
+
+
 def _shared(settings: Settings, own: str) -> Location:
     """A folder where state is for the process with the scratch folder `own`; removes those of ended processes."""
     home = hashlib.sha256(f"{socket.gethostname()} {settings.home.absolute()}".encode()).hexdigest()[:16]
@@ -187,14 +242,22 @@ def _shared(settings: Settings, own: str) -> Location:
     return made_folder(folders / own)
 
 
-def read_client_file(place: Location) -> tuple[dict[str, Any], timedelta]:
-    """The properties, and the deadline of a read; raises TransientError if the session that wrote them has ended.
+def read_client_file(place: Location, topic: str) -> tuple[dict[str, Any], timedelta]:
+    """The properties for a topic's cluster, and the deadline of a read.
 
+    Raises TransientError if the session that wrote them has ended, ConfigurationError for a cluster without settings.
     An object of a store never changes, so each process reads it once.
     """
     values = _values(place)
     values.pop(_REGISTRY, None)
+    clusters = values.pop(_CLUSTERS, {})
+    if name := cluster_of(topic):
+        if name not in clusters:
+            raise unknown_cluster(topic, clusters)
+        values = clusters[name]
     timeout = timedelta(seconds=float(values.pop(_TIMEOUT)))
+    if callback := values.pop(_CALLBACK, ""):
+        values["oauth_cb"] = token_callback(callback)
     return {**values, "logger": LIBRDKAFKA}, timeout
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources.archived_ranges import Firsts, read_ranges
 from streaming_jobs.sources.base import Archive, Aside, Span, TopicReader
@@ -46,21 +47,21 @@ class TopicClients(Protocol):
     def reader(self, topic: str, client: Location, *, ahead: int | None = None) -> RangeReader:
         """A reader of a topic's ranges; `ahead`: records that it fetches ahead."""
 
-    def topics(self, client: Location) -> TopicReader:
-        """The topics as they are now."""
+    def topics(self, topic: str, client: Location) -> TopicReader:
+        """The topics of this one's cluster as they are now."""
 
 
 class KafkaClients:
-    """Clients of the cluster whose properties are in the file."""
+    """Clients of the clusters whose properties are in the file."""
 
     def reader(self, topic: str, client: Location, *, ahead: int | None = None) -> RangeReader:
-        config, timeout = read_client_file(client)
+        config, timeout = read_client_file(client, topic)
         return RangeReader(topic, config, timeout) if ahead is None else RangeReader(topic, config, timeout, ahead)
 
-    def topics(self, client: Location) -> TopicReader:
+    def topics(self, topic: str, client: Location) -> TopicReader:
         from streaming_jobs.sources.topics import Topics
 
-        return Topics(*read_client_file(client))
+        return Topics(*read_client_file(client, topic), cluster_of(topic))
 
 
 KAFKA = KafkaClients()
@@ -100,7 +101,7 @@ class TopicReading(Reading[Planner]):
 
     def planner(self) -> Planner:
         assert self.limits is not None
-        topics = self.clients.topics(self.client)
+        topics = self.clients.topics(self.source, self.client)
         reader = self.clients.reader(self.source, self.client, ahead=FETCH_AHEAD)
         return Planner(topics, reader, self.limits, archive=self.archive, void=self.void)
 
@@ -130,7 +131,7 @@ class TopicReading(Reading[Planner]):
         reader = _readers.pop(key, None) or self.clients.reader(self.source, self.client)
 
         def look() -> Firsts:
-            return self.clients.topics(self.client).offsets(self.source).earliest
+            return self.clients.topics(self.source, self.client).offsets(self.source).earliest
 
         try:
             times, spans = ReadTimes(), self.void.clipped(part.spans)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from confluent_kafka import Producer
 
+from streaming_jobs.declare.names import kafka_name
 from streaming_jobs.errors import BrokerUnreachable
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import client_config
@@ -29,20 +30,21 @@ def produce(
 
     Raises BrokerUnreachable if some are not acknowledged within `timeout` (default: `kafka.timeout`) of being sent.
     """
-    allowed = timeout or kafka.timeout
+    allowed = timeout or kafka.of(topic).timeout
     options = {
         "enable.idempotence": True,
         "partitioner": "murmur2_random",
         "delivery.timeout.ms": int(allowed.total_seconds() * 1000),
     }
     refused: list[str] = []
-    producer = Producer({**client_config(kafka, bootstrap), **options})
-    sent = 0
+    config = client_config(kafka, bootstrap, topic)
+    producer = Producer({**config, **options})
+    sent, name = 0, kafka_name(topic)
     for record in records:
         while True:
             try:
                 producer.produce(
-                    topic,
+                    name,
                     value=record.value,
                     key=record.key,
                     timestamp=record.timestamp,
@@ -55,9 +57,9 @@ def produce(
         sent += 1
     left = producer.flush(2 * allowed.total_seconds())
     if left or refused:
-        why = next(iter(refused), "no answer")
+        why, where = next(iter(refused), "no answer"), config["bootstrap.servers"]
         raise BrokerUnreachable(
-            f"{left + len(refused):,} of {sent:,} records were not acknowledged by {bootstrap}: {why}",
+            f"{left + len(refused):,} of {sent:,} records were not acknowledged by {where}: {why}",
             f"check the broker (`{commands.doctor()}`), then send them again",
         )
     return sent

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from streaming_jobs.declare.names import kafka_name
 from streaming_jobs.errors import OffsetsLost, PermanentError, RecourseError, TransientError
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
@@ -99,7 +100,7 @@ class RangeReader:
     _wanted: Collection[int] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self._failures = Failures(str(self.config["bootstrap.servers"]))
+        self._failures = Failures(str(self.config["bootstrap.servers"]), self.topic)
 
     def read(self, spans: Mapping[int, Span], most: int) -> Iterator[list[Message]]:
         """Yields the records of the ranges, about `most` at a time, in order within each partition."""
@@ -182,7 +183,7 @@ class RangeReader:
             if there is not None:
                 self._drop(partition)
             self._partitions[partition] = _Partition(start, start)
-            new.append(TopicPartition(self.topic, partition, start))
+            new.append(TopicPartition(kafka_name(self.topic), partition, start))
         if new:
             with self._translated():
                 consumer.incremental_assign(new)
@@ -290,7 +291,7 @@ class RangeReader:
         del self._partitions[partition]
         if self._consumer is not None:
             with self._translated():
-                self._consumer.incremental_unassign([TopicPartition(self.topic, partition)])
+                self._consumer.incremental_unassign([TopicPartition(kafka_name(self.topic), partition)])
 
     def _full(self, most: int) -> bool:
         return self.buffered >= most or self.buffered_bytes >= MOST_BYTES

@@ -35,7 +35,6 @@ from streaming_jobs.declare.format import Block, BlockReader, Format, Refusal, w
 from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.declare.topic import RecordTimestamp
 from streaming_jobs.errors import FunctionRaised, RecourseError
-from streaming_jobs.formats.framing import with_header
 from streaming_jobs.sources.base import Aside
 from streaming_jobs.storage.files import write_json
 from streaming_jobs.storage.locations import Location, StorePath
@@ -324,10 +323,9 @@ class RecordBlocks:
         return with_null_rows(columns, [row for row in block.refused if records.values[row] is not None])
 
     def _framed(self, records: SourceRecords) -> Sequence[bytes | None]:
-        """The values, after the schema's id where records have it in a header."""
-        if self.declared.id_header is None:
-            return records.values
-        return with_header(records.values, records.column("headers"))
+        """The values, with what the format needs of the headers."""
+        frame = self.declared.header_frame
+        return records.values if frame is None else frame.block(records.values, records.column("headers"))
 
     def _too_far_ahead(
         self, events: pa.Array, records: SourceRecords, refused: Mapping[int, Refusal]

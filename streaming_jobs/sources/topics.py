@@ -10,7 +10,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import structlog
 from confluent_kafka import (
@@ -29,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 
+from streaming_jobs.declare.names import cluster_of, in_cluster, kafka_name, unknown_cluster
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, UsageError
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.sources.base import KEEP_FOREVER, NOT_SHOWN, TopicInfo, TopicReader
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_FOREVER", "NOT_SHOWN", "TopicInfo", "Topics", "client_config"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 log = structlog.get_logger()
 
 UNKNOWN_FOR = 60.0
@@ -88,6 +91,16 @@ _NEW_CLIENT_AFTER = 5.0
 """Seconds for which a client is kept at least, though it finds no broker."""
 
 
+def _of_its_cluster(method: F) -> F:
+    """The method about a topic, by the client of the topic's cluster."""
+
+    @wraps(method)
+    def call(topics: Topics, name: str, *args: Any, **kwargs: Any) -> Any:
+        return method(topics.in_cluster(cluster_of(name)), name, *args, **kwargs)
+
+    return cast("F", call)
+
+
 class Topics:
     """Describes, creates and deletes topics, and looks up offsets.
 
@@ -96,12 +109,21 @@ class Topics:
 
     After a call that no broker answered, the next call makes a new client: a client of librdkafka that has dropped all
     brokers, since the metadata of a moment named none, may never find back to them.
+
+    Topics of other clusters are those of other clients, one for each cluster, which are made by `of` when needed.
     """
 
-    def __init__(self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15)) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], timeout: timedelta = timedelta(seconds=15), cluster: str = ""
+    ) -> None:
+        """Topics of the cluster to which `config` connects, and whose name is `cluster`; empty: the default one."""
         self._timeout = timeout
         self.bootstrap = str(config["bootstrap.servers"])
-        self._failures = Failures(self.bootstrap)
+        self.cluster = cluster
+        self._failures = Failures(self.bootstrap, in_cluster("", cluster))
+        self._kafka: KafkaSettings | None = None
+        self._given: timedelta | None = None
+        self._others: dict[str, Topics] = {}
         settings: dict[str, Any] = {**config, "error_cb": self._failures}
         self._settings = settings
         self._not_shown: set[str] = set()
@@ -109,28 +131,51 @@ class Topics:
         self._connect()
 
     @classmethod
-    def of(cls, kafka: KafkaSettings, bootstrap: str) -> Topics:
-        """Topics of the cluster at `bootstrap`, with the security and the deadline of the settings."""
-        return cls(client_config(kafka, bootstrap), kafka.timeout)
+    def of(cls, kafka: KafkaSettings, bootstrap: str, timeout: timedelta | None = None) -> Topics:
+        """Topics of the cluster at `bootstrap` and of the others in the settings.
 
-    def names(self) -> set[str]:
-        """Names of all topics except Kafka's internal ones."""
+        The deadline of each is that of the settings, or `timeout`.
+        """
+        topics = cls(client_config(kafka, bootstrap), timeout or kafka.timeout)
+        topics._kafka, topics._given = kafka, timeout
+        return topics
+
+    def in_cluster(self, cluster: str) -> Topics:
+        """The topics of a cluster; raises ConfigurationError for one without settings."""
+        if cluster == self.cluster:
+            return self
+        with self._renewing:
+            if cluster not in self._others:
+                of_cluster = in_cluster("", cluster)
+                if self._kafka is None:
+                    raise unknown_cluster(of_cluster, [])
+                settings = self._kafka.of(of_cluster)
+                config = client_config(self._kafka, "", of_cluster)
+                self._others[cluster] = Topics(config, self._given or settings.timeout, cluster)
+            return self._others[cluster]
+
+    def names(self, cluster: str = "") -> set[str]:
+        """Names of all topics of a cluster except Kafka's internal ones."""
+        if cluster != self.cluster:
+            return self.in_cluster(cluster).names(cluster)
         deadline = self._deadline()
         while True:
             self._admin.poll(0)
             try:
                 listed = self._admin.list_topics(timeout=min(1.0, self._left(deadline)))
-                return {name for name in listed.topics if not name.startswith("__")}
+                return {in_cluster(name, cluster) for name in listed.topics if not name.startswith("__")}
             except KafkaException as error:
                 self._admin.poll(0)
                 self._failures.check()
                 if time.monotonic() >= deadline:
                     raise self._unreachable("list topics") from error
 
+    @_of_its_cluster
     def describe(self, name: str) -> TopicInfo | None:
         """The topic as the broker knows it now, or None when there is none of that name."""
         return self._describe(name, self._deadline())
 
+    @_of_its_cluster
     def create(
         self, name: str, partitions: int, retention_ms: int = KEEP_FOREVER, *, replicas: int = -1, **properties: str
     ) -> TopicInfo:
@@ -141,29 +186,31 @@ class Topics:
         """
         deadline = self._deadline()
         config = {"retention.ms": str(retention_ms)} | {k.replace("_", "."): v for k, v in properties.items()}
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
+        topic = NewTopic(kafka_name(name), num_partitions=partitions, replication_factor=replicas, config=config)
         started = self._admin.create_topics([topic], request_timeout=self._left(deadline))
         doing = f"create topic {name}"
         try:
-            self._wait(started[name], doing, deadline)
+            self._wait(started[kafka_name(name)], doing, deadline)
         except KafkaException as error:
             raise self._unreachable(doing) from error
         info = self._until(lambda: self._describe(name, deadline), f"topic {name} to appear", deadline)
         self._list(name, range(info.partitions), _LATEST, deadline)
         return info
 
+    @_of_its_cluster
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it is gone; raises UsageError if there is none."""
         deadline = self._deadline()
-        started = self._admin.delete_topics([name], request_timeout=self._left(deadline))
+        started = self._admin.delete_topics([kafka_name(name)], request_timeout=self._left(deadline))
         doing = f"delete topic {name}"
         try:
-            self._wait(started[name], doing, deadline)
+            self._wait(started[kafka_name(name)], doing, deadline)
         except KafkaException as error:
             unknown = error.args[0].code() in _UNKNOWN
             raise (self._no_topic(name) if unknown else self._unreachable(doing)) from error
         self._until(lambda: self._describe(name, deadline) is None or None, f"topic {name} to go", deadline)
 
+    @_of_its_cluster
     def offsets(self, name: str) -> OffsetBounds:
         """First and next offset of every partition; raises UsageError if there is no such topic."""
         deadline = self._deadline()
@@ -173,17 +220,20 @@ class Topics:
             latest=self._list(name, partitions, _LATEST, deadline),
         )
 
+    @_of_its_cluster
     def latest(self, name: str) -> dict[int, int]:
         """Next offset of every partition (the last stable one); raises UsageError if there is no such topic."""
         deadline = self._deadline()
         return self._list(name, self._partitions(name, deadline), _LATEST, deadline)
 
+    @_of_its_cluster
     def high_watermarks(self, name: str) -> dict[int, int]:
         """Next offset of every partition, records of open transactions included; raises as `latest` does."""
         deadline = self._deadline()
         partitions = self._partitions(name, deadline)
         return self._list(name, partitions, _LATEST, deadline, IsolationLevel.READ_UNCOMMITTED)
 
+    @_of_its_cluster
     def offsets_for_time(self, name: str, ms: int) -> dict[int, int]:
         """By partition the first offset whose record timestamp is at or after `ms` (Unix, milliseconds).
 
@@ -195,12 +245,14 @@ class Topics:
         offsets = self._list(name, partitions, OffsetSpec.for_timestamp(max(0, ms)), deadline)
         return {partition: offset if offset >= 0 else ends[partition] for partition, offset in offsets.items()}
 
+    @_of_its_cluster
     def mean_size(self, name: str, starts: Mapping[int, int]) -> float | None:
         """Mean bytes of key and value of the first records at `starts`; None if no record arrived in time."""
         read = self._first_records(name, starts, _SIZES_OF, _SIZES_WITHIN)
         sizes = [len(m.key() or b"") + len(m.value() or b"") for m in read]
         return sum(sizes) / len(sizes) if sizes else None
 
+    @_of_its_cluster
     def newest_values(self, name: str, most: int) -> list[bytes | None]:
         """Values of committed records, at most so many, from the end of each partition; fewer if they are large.
 
@@ -230,7 +282,9 @@ class Topics:
         ends_at, found = time.monotonic() + seconds, 0
         consumer = Consumer({**self._settings, "group.id": "recourse-sizes", "enable.auto.commit": False})
         try:
-            consumer.assign([TopicPartition(name, partition, offset) for partition, offset in starts.items()])
+            consumer.assign(
+                [TopicPartition(kafka_name(name), partition, offset) for partition, offset in starts.items()]
+            )
             while found < most and (left := ends_at - time.monotonic()) > 0:
                 taken = consumer.consume(min(most - found, 100), timeout=min(left, 0.2))
                 read = [message for message in taken if message.error() is None]
@@ -247,10 +301,15 @@ class Topics:
         try:
             self._admin = AdminClient(self._settings)
         except KafkaException as error:
-            raise ConfigurationError(
-                f"the Kafka client cannot be set up: {error.args[0].str()}",
-                f"check the section `kafka` (`{commands.settings()}`)",
-            ) from error
+            if error.args[0].code() == KafkaError.SASL_AUTHENTICATION_FAILED:  # of a function that gives tokens
+                raise BrokerUnreachable(
+                    f"{self._failures.settings}.sasl_oauthbearer_callback gave no token: {error.args[0].str()}",
+                    "look in the log for what the function raised; a later attempt calls it again",
+                ) from error
+            step = f"check the section `{self._failures.settings}` (`{commands.settings()}`)"
+            if self._settings.get("sasl.mechanism") == "GSSAPI":
+                step = "install librdkafka with libsasl2, and build confluent-kafka for it: docs/secure.md"
+            raise ConfigurationError(f"the Kafka client cannot be set up: {error.args[0].str()}", step) from error
         self._connected, self._unanswered = time.monotonic(), False
 
     def _unreachable(self, doing: str) -> BrokerUnreachable:
@@ -290,10 +349,11 @@ class Topics:
             self._admin.poll(_POLL)
 
     def _ask(self, name: str, doing: str, deadline: float) -> TopicInfo:
-        asked = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._left(deadline))
-        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        plain = kafka_name(name)
+        asked = self._admin.describe_topics(TopicCollection([plain]), request_timeout=self._left(deadline))
+        resource = ConfigResource(ConfigResource.Type.TOPIC, plain)
         settings = self._admin.describe_configs([resource], request_timeout=self._left(deadline))
-        topic = self._wait(asked[name], doing, deadline)
+        topic = self._wait(asked[plain], doing, deadline)
         info = TopicInfo(
             name=name,
             id=str(topic.topic_id),
@@ -338,7 +398,7 @@ class Topics:
         deadline: float,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[int, int]:
-        places = {TopicPartition(name, partition): spec for partition in partitions}
+        places = {TopicPartition(kafka_name(name), partition): spec for partition in partitions}
         doing = f"offsets of topic {name}"
 
         def ask() -> dict[int, int] | None:

@@ -9,11 +9,11 @@ ranges of the recovery that it takes back hold no more; to undo the undo brings 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from streaming_jobs.declare.names import is_topic_name
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
@@ -21,8 +21,6 @@ from streaming_jobs.state.records import parsed_record, record_bytes
 from streaming_jobs.state.stream_folder import state_files
 from streaming_jobs.storage.object_files import ObjectFiles, ObjectHandle
 from streaming_jobs.text import commands
-
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True)
@@ -156,6 +154,6 @@ def _files(settings: Settings) -> ObjectFiles:
 
 
 def _handle(settings: Settings, topic: str) -> ObjectHandle:
-    if not _TOPIC.fullmatch(topic):
+    if not is_topic_name(topic):
         raise UsageError(f"'{topic}' is not the name of a topic", "use letters, digits, '.', '_' and '-'")
     return ObjectHandle(_files(settings), f"{topic}.json")

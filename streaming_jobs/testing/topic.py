@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 from streaming_jobs.sources.topics import KEEP_FOREVER, TopicInfo
@@ -166,8 +167,8 @@ class MemoryTopics:
 
     topics: Mapping[str, MemoryTopic]
 
-    def names(self) -> set[str]:
-        return set(self.topics)
+    def names(self, cluster: str = "") -> set[str]:
+        return {name for name in self.topics if cluster_of(name) == cluster}
 
     def describe(self, name: str) -> TopicInfo | None:
         return self.topics[name].describe(name) if name in self.topics else None
@@ -202,7 +203,7 @@ class FileClients:
         file.write_bytes(pickle.dumps(topics))
         return file
 
-    def topics(self, client: Location) -> MemoryTopics:
+    def topics(self, topic: str, client: Location) -> MemoryTopics:
         topics = pickle.loads(client.read_bytes())  # noqa: S301 - written by `save`
         assert isinstance(topics, MemoryTopics)
         return topics
@@ -212,7 +213,7 @@ class FileClients:
         from streaming_jobs.sources.range_reader import RangeReader
         from streaming_jobs.testing.consumer import MemoryConsumer, record
 
-        partitions = self.topics(client).topics[topic].partitions
+        partitions = self.topics(topic, client).topics[topic].partitions
         log = {
             partition: {
                 offset: record(

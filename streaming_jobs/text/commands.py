@@ -87,6 +87,10 @@ def sample(table: str) -> str:
     return _command("streams", "sample", table)
 
 
+def schema(subject: str) -> str:
+    return _command("schema", subject)
+
+
 def topic_schema(topic: str) -> str:
     return _command("topics", topic, "--schema")
 

@@ -15,8 +15,9 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from numpy.typing import NDArray
 
+from streaming_jobs.declare.format import Headers
+from streaming_jobs.declare.names import cluster_of, kafka_name
 from streaming_jobs.errors import TransientError, UsageError
-from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.sources.connection import Failures, client_config
 from streaming_jobs.sources.topics import Topics
@@ -39,8 +40,7 @@ class RawRecord(NamedTuple):
     timestamp: int | None
     key: bytes | None
     value: bytes | None
-    schema_id: bytes = b""
-    """The id of the value's schema, where a header has it."""
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class CommittedTopic:
     def low(self) -> Mapping[int, int]:
         """The first offset of each partition."""
         return {number: content.low for number, content in self.partitions.items()}
-
-
-def _schema_id(message: Message) -> bytes:
-    headers: Any = message.headers() or ()
-    return next((value for name, value in headers if name == ID_HEADER and value), b"")
 
 
 class RecordReader(Protocol):
@@ -105,7 +100,8 @@ class CommittedReader:
         topics = Topics.of(kafka, bootstrap)
         info = topics.describe(name)
         if info is None:
-            raise UsageError(f"there is no topic {name} at {bootstrap}", "create it, or check its name")
+            at = topics.in_cluster(cluster_of(name)).bootstrap
+            raise UsageError(f"there is no topic {name} at {at}", "create it, or check its name")
         ends = topics.offsets(name)
         return cls(kafka, bootstrap, name, info.id, ends.earliest, ends.latest, until)
 
@@ -146,8 +142,9 @@ class CommittedReader:
             for s in spans
             if s.topic == self.name and s.partition in self.high
         ]
-        failures = Failures(self.bootstrap)
-        config: dict[str, Any] = client_config(self.kafka, self.bootstrap) | {
+        config: dict[str, Any] = client_config(self.kafka, self.bootstrap, self.name)
+        failures = Failures(config["bootstrap.servers"], self.name)
+        config |= {
             "group.id": _NOBODY,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -162,9 +159,9 @@ class CommittedReader:
                     kind, at = message.timestamp()
                     offset = message.offset()
                     assert offset is not None
-                    schema_id = _schema_id(message)
+                    headers: Any = message.headers() or ()
                     timestamp = at if kind else None
-                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), schema_id)
+                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), headers)
         finally:
             consumer.close()
 
@@ -176,7 +173,7 @@ class CommittedReader:
         """
         if start >= end:
             return
-        consumer.assign([TopicPartition(self.name, number, start)])
+        consumer.assign([TopicPartition(kafka_name(self.name), number, start)])
         moved = time.monotonic()
         while True:
             for message in consumer.consume(_AT_ONCE, timeout=0.1):
@@ -203,5 +200,6 @@ class CommittedReader:
                     f"topic {self.name} was not read to its end in time",
                     f"give it longer: {commands.verify()} --timeout",
                 )
-            if now - moved > self.kafka.timeout.total_seconds():
-                raise failures.unreachable(f"read topic {self.name}, partition {number}", self.kafka.timeout)
+            timeout = self.kafka.of(self.name).timeout
+            if now - moved > timeout.total_seconds():
+                raise failures.unreachable(f"read topic {self.name}, partition {number}", timeout)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth
-from streaming_jobs.declare.format import Schemas
+from streaming_jobs.declare.format import HeaderFrame, Schemas
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.platform import table_rows
 from streaming_jobs.storage.locations import Location
@@ -92,13 +92,15 @@ class ReadRecords:
             today = now.has(raw.topic, raw.partition, raw.offset)
             if place in letters or (today and place in by_format):
                 continue
-            reads = read if read is None or not (source.id_header and raw.schema_id) else _after(raw.schema_id, read)
+            reads = read if read is None or source.header_frame is None else _framed(source.header_frame, raw, read)
             reads = reads if today or reads is None else partial(_read_of_other_code, reads, raw)
             yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, reads)
 
 
-def _after(schema_id: bytes, read: Callable[[bytes], dict[str, Any]]) -> Callable[[bytes], dict[str, Any]]:
-    return lambda value: read(schema_id + value)
+def _framed(
+    frame: HeaderFrame, raw: RawRecord, read: Callable[[bytes], dict[str, Any]]
+) -> Callable[[bytes], dict[str, Any]]:
+    return lambda value: read(frame.one(value, raw.headers))
 
 
 @dataclass(frozen=True)

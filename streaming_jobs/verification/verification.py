@@ -283,10 +283,11 @@ def refusals_of(stream: Stream, schemas: Schemas, code: frozenset[str] = frozens
 
 def _verdict(topic: KafkaTopic) -> Callable[[RawRecord], str | None]:
     """A function that gives the reason why the topic's format refuses a record, which has a value."""
-    reader = topic.records.reader([])
+    reader, frame = topic.records.reader([]), topic.header_frame
 
     def reason(record: RawRecord) -> str | None:
-        refused = reader.read([(record.schema_id if topic.id_header else b"") + (record.value or b"")]).refused
+        value = record.value or b""
+        refused = reader.read([value if frame is None else frame.one(value, record.headers)]).refused
         return refused[0].reason if refused else None
 
     return reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs
 import pytest
 from pyspark.sql import SparkSession
 
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 from streaming_jobs.sources.topics import Topics
 from tests.broker.test_topic_sink import to_topic
 from tests.conftest import SettingsFactory
@@ -70,6 +71,49 @@ def issuer() -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_stream_gets_its_tokens_of_a_function_in_each_process_that_has_a_client(
+    settings: SettingsFactory,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = tmp_path / "calls"
+    with secured_broker(tmp_path / "broker", monkeypatch, "OAUTHBEARER", MODULE) as (administrator, address):
+        chosen: dict[str, Any] = {
+            "kafka.bootstrap_servers": address,
+            "kafka.security_protocol": "SASL_PLAINTEXT",
+            "kafka.sasl_mechanism": "OAUTHBEARER",
+            "kafka.sasl_oauthbearer_callback": f"{__name__}:token_of_function",
+            "kafka.extra": {"sasl.oauthbearer.config": str(calls)},
+        }
+        home, flow = Bench(settings(chosen), address, spark), to_topic(copied, IN, OUT)
+        for name in (IN, OUT):
+            home.topics.create(name, 1)
+        produce(administrator, IN, (thing(i) for i in range(500)))
+        running = home.run(flow)
+        assert running.status.state == "stopped", running.status.error
+        assert len(committed(administrator, OUT, 1)) == 500
+        assert len(set(calls.read_text().split())) > 1, "the planner is a process of its own"
+        said = calls.read_text()
+        until(lambda: calls.read_text() != said, 30, "a client that renews its token")
+        without = settings(chosen | {"kafka.sasl_oauthbearer_callback": f"{__name__}:raising"})
+        with pytest.raises(BrokerUnreachable, match="sasl_oauthbearer_callback gave no token"):
+            Topics.of(without.kafka, address)
+        assert "raising raised ValueError" in caplog.text and "hush" not in caplog.text
+
+
+def token_of_function(config: str) -> tuple[str, float]:
+    """A token; notes the process in the file that the property `sasl.oauthbearer.config` names."""
+    with Path(config).open("a") as calls:
+        calls.write(f"{os.getpid()}\n")
+    return token(), time.time() + SECONDS
+
+
+def raising(_: str) -> tuple[str, float]:
+    raise ValueError("the service of tokens did not like hush")
 
 
 def test_a_stream_reads_and_writes_topics_by_tokens_that_are_renewed(

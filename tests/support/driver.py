@@ -24,7 +24,7 @@ from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
-from streaming_jobs.sources.connection import Connection, client_config, client_file
+from streaming_jobs.sources.connection import Connection, client_file
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status
@@ -123,7 +123,7 @@ class Bench:
         kafka = self.settings.kafka
         self.topics = Topics.of(kafka, self.bootstrap)
         self.shown = GroupOffsets.of(self.settings)
-        quick = Topics(client_config(kafka, self.bootstrap), timedelta(seconds=2))
+        quick = Topics.of(kafka, self.bootstrap, timedelta(seconds=2))
         self.connection = Connection(client_file(self.settings, self.bootstrap), self.topics, quick)
 
     def start(self, stream: Stream, trigger: str = "available-now") -> StreamRunner:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from streaming_jobs.declare.names import kafka_name
 from streaming_jobs.errors import ConfigurationError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time
@@ -54,7 +55,7 @@ def transactional_id(prefix: str, stream: str, topic: str) -> str:
 def marker_topic(prefix: str, stream: str, topic: str) -> str:
     """The name of the sink's topic of markers; raises ConfigurationError if it would be too long for Kafka."""
     name = f"__{transactional_id(prefix, stream, topic)}"
-    if len(name) > _LONGEST_NAME:
+    if len(kafka_name(name)) > _LONGEST_NAME:
         raise ConfigurationError(
             f"the topic of markers of stream {stream} would have the name {name}, of over {_LONGEST_NAME} letters",
             "shorten the topic's name, the stream's, or topic_sink.prefix",
@@ -129,11 +130,12 @@ def read_marker(
             }
         )
         try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_left(until))
+            name = kafka_name(topic)
+            low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=_left(until))
             look = _FIRST_LOOK
             while True:
                 start = max(low, high - look)
-                newest = _newest(consumer, TopicPartition(topic, partition, start), key.encode(), until)
+                newest = _newest(consumer, TopicPartition(name, partition, start), key.encode(), until)
                 if newest is not None or start <= low:
                     return None if newest is None else _decoded(newest)
                 look *= 8

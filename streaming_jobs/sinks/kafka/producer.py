@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from streaming_jobs.declare.names import kafka_name
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time, leave, of_kafka
@@ -109,7 +110,7 @@ class BatchProducer:
 
         def run() -> None:
             until = time.monotonic() + self._timeout.total_seconds()
-            self._client.list_topics(topic, self._timeout.total_seconds())
+            self._client.list_topics(kafka_name(topic), self._timeout.total_seconds())
             self._client.init_transactions(max(until - time.monotonic(), 0.1))
 
         in_time("init_transactions", self._timeout + _GRACE, run)
@@ -158,14 +159,14 @@ class BatchProducer:
     def _send(self, records: Iterable[Record], expected: int, until: float) -> Delivered:
         delivered, client = Delivered(), self._client
         produce = client.produce
-        at, report = "", delivered.of("")
+        at, name, report = "", "", delivered.of("")
         look = _LOOK_EVERY
         for topic, key, value, headers, timestamp, partition in records:
             if topic != at:
-                at, report = topic, delivered.of(topic)
+                at, name, report = topic, kafka_name(topic), delivered.of(topic)
             while True:
                 try:  # by position: keywords take as long as all the rest of the call
-                    produce(topic, value, key, partition, report, None, timestamp, headers or None)
+                    produce(name, value, key, partition, report, None, timestamp, headers or None)
                     break
                 except KafkaException as error:
                     raise of_kafka("write records", error.args[0]) from error

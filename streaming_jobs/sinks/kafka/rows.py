@@ -27,6 +27,7 @@ import structlog
 
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_COLUMN
 from streaming_jobs.declare.format import BlockWriter
+from streaming_jobs.declare.names import cluster_of, in_cluster, is_topic_name
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import OutputMismatch, PermanentError
 from streaming_jobs.settings import TopicSinkSettings
@@ -47,7 +48,7 @@ _SOURCE = "recourse.source"
 
 
 class RecordColumns:
-    """The columns of a block of rows; rows without a route go to `topic`.
+    """The columns of a block of rows; rows without a route go to `topic`, others to a topic of its cluster.
 
     All have the `fixed` headers, and those `of_values`, which belong to the format.
     """
@@ -69,7 +70,8 @@ class RecordColumns:
         if ROUTE not in self._names:
             return [self._topic] * self._rows.num_rows
         routes: list[str | None] = self._rows.column(ROUTE).to_pylist()
-        return [route or self._topic for route in routes]
+        cluster = cluster_of(self._topic)
+        return [in_cluster(route, cluster) if route else self._topic for route in routes]
 
     def headers(self, row: int) -> list[Header]:
         """The headers of a record: those of the batch, its source position, its own."""
@@ -190,23 +192,29 @@ class TopicLookup(Protocol):
     def describe(self, name: str) -> TopicInfo | None:
         """The topic; None if there is none, which takes half a second to be sure of."""
 
-    def names(self) -> set[str]:
-        """The names of all topics."""
+    def names(self, cluster: str = "") -> set[str]:
+        """The names of all topics of a cluster."""
 
 
 class KnownTopics:
     """The topics that rows name, as the broker describes them; None for those that are `forbidden` to rows.
 
-    `forbidden` has the reason of each, such as "is read by the stream". A topic that an earlier batch has found is gone
-    only if it stays unknown for `UNKNOWN_FOR`; the batch waits that long.
+    All are of one `cluster`: a transaction cannot reach further. `forbidden` has the reason of each, such as "is read
+    by the stream". A topic that an earlier batch has found is gone only if it stays unknown for `UNKNOWN_FOR`; the
+    batch waits that long.
     """
 
     def __init__(
-        self, topics: TopicLookup, settings: TopicSinkSettings, forbidden: Mapping[str, str] = MappingProxyType({})
+        self,
+        topics: TopicLookup,
+        settings: TopicSinkSettings,
+        forbidden: Mapping[str, str] = MappingProxyType({}),
+        cluster: str = "",
     ) -> None:
         self._topics = topics
         self._settings = settings
         self._forbidden = forbidden
+        self._cluster = cluster
         self._known: dict[str, TopicInfo | None] = {}
         self._found_before: set[str] = set()
         self._names: set[str] | None = None
@@ -221,8 +229,8 @@ class KnownTopics:
         if name in self._forbidden:
             return None
         if name not in self._known:
-            possible = name not in _NO_NAMES and len(name) <= 249 and set(name) <= _LETTERS
-            self._known[name] = self._found(name) if possible and not name.startswith("__") else None
+            possible = is_topic_name(name) and cluster_of(name) == self._cluster and not name.startswith("__")
+            self._known[name] = self._found(name) if possible else None
         return self._known[name]
 
     def why_not(self, name: str) -> str:
@@ -241,7 +249,7 @@ class KnownTopics:
         if sum(info is None for info in self._known.values()) < _SURE_OF:
             return self._topics.describe(name)
         if self._names is None:  # rows that name very many topics: one look at all of them
-            self._names = self._topics.names()
+            self._names = self._topics.names(self._cluster)
         return self._topics.describe(name) if name in self._names else None
 
     @property
@@ -257,10 +265,6 @@ class KnownTopics:
     def most_bytes(self, info: TopicInfo) -> int:
         """The largest record that topic and producer take."""
         return min(info.max_message_bytes, self._settings.max_record_kb * 1000)
-
-
-_NO_NAMES = frozenset({"", ".", ".."})
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 @dataclass

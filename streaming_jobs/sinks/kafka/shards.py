@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
+from streaming_jobs.declare.names import cluster_of, in_cluster, kafka_name
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import LedgerConflict, PermanentError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -39,7 +40,8 @@ _ROWS = "written"
 
 def shards_topic(prefix: str, stream: str, topic: str, shards: int) -> str:
     """The name of the topic of the shards' markers; another number of shards has another topic."""
-    return markers.marker_topic(prefix, stream, f"{topic}.shards-{shards}")
+    of_shards = in_cluster(f"{kafka_name(topic)}.shards-{shards}", cluster_of(topic))
+    return markers.marker_topic(prefix, stream, of_shards)
 
 
 def shard_key(prefix: str, stream: str, topic: str, shard: int, shards: int) -> str:
@@ -123,7 +125,7 @@ class OneTopic:
     def describe(self, name: str) -> TopicInfo | None:
         return self.info if self.info is not None and self.info.name == name else None
 
-    def names(self) -> set[str]:
+    def names(self, cluster: str = "") -> set[str]:  # noqa: ARG002 - of every `TopicLookup`
         return set() if self.info is None else {self.info.name}
 
 
@@ -195,7 +197,7 @@ class ShardTask:
         yield pa.RecordBatch.from_pydict({"shard": pa.array([shard], pa.int32()), "written": [text]})
 
     def _judge(self) -> RowJudge:
-        topics = KnownTopics(OneTopic(self.info), self.settings)
+        topics = KnownTopics(OneTopic(self.info), self.settings, cluster=cluster_of(self.sink.name))
         return RowJudge(self.sink, topics, self.fixed)
 
     def _writer(self, shard: int) -> ShardWriter:
@@ -204,7 +206,7 @@ class ShardTask:
         if (known := _WRITERS.get(place)) is None:
             for old in [other for other in _WRITERS if other[0] != self.owner and other[1:] == place[1:]]:
                 _WRITERS.pop(old).close()
-            config, _ = read_client_file(self.client)
+            config, _ = read_client_file(self.client, self.sink.name)
             known = _WRITERS[place] = ShardWriter(
                 self.stream,
                 self.sink.ledger_name,

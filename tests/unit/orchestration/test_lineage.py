@@ -87,6 +87,23 @@ def test_tables_that_are_read_and_topics_that_are_written_are_told_too(home: Set
     assert ("kafka://embedded", "things_out") in [(one["namespace"], one["name"]) for one in told["outputs"]]
 
 
+def test_a_topic_is_named_by_the_servers_of_its_own_cluster(settings: SettingsFactory) -> None:
+    home = settings({"kafka.clusters.eu.bootstrap_servers": "eu-1:9093,eu-2:9093"})
+
+    @stream(
+        source=KafkaTopic("orders", value=Json({"n": "int"}), cluster="eu"),
+        sink=KafkaSink(KafkaTopic("orders", value=Json({"n": "int"}))),
+    )
+    def mirrored(orders: Any) -> Any:
+        """Orders of one cluster in another."""
+
+    lay_sessions(home, (THEN, "started"), stream=mirrored.name)
+    ((event, _),) = Lineage(home, mirrored).since(Position())
+    told = json.loads(Serde.to_json(event))
+    assert [(one["namespace"], one["name"]) for one in told["inputs"]] == [("kafka://eu-1:9093", "orders")]
+    assert ("kafka://embedded", "orders") in [(one["namespace"], one["name"]) for one in told["outputs"]]
+
+
 def test_ends_are_told_apart(home: Settings) -> None:
     lay_sessions(home, (THEN, "started"), (THEN + 1, "failed"), (THEN + 2, "started"), (THEN + 3, "started"))
     found = events(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,3 +96,27 @@ def test_without_a_broker_the_cursor_stays(settings: Settings, monkeypatch: pyte
     result = made(dg.build_sensor_context(cursor=first.cursor))
     assert isinstance(result, dg.SensorResult)
     assert result.cursor == first.cursor and "no answer from broker" in str(result.skip_reason)
+
+
+def test_a_cluster_that_is_away_hides_its_own_topics_only_and_keeps_their_place_in_the_cursor(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abroad = replace(parity, name="abroad", sources={"things": replace(parity.topics[0], cluster="eu")})
+    away = False
+
+    def look(_: Settings, names: list[str]) -> dict[str, TopicFigures]:
+        if away and names == [f"{TOPIC}@eu"]:
+            raise BrokerUnreachable("no answer from eu:9092", "start it")
+        return {name: replace(FIGURES, name=name) for name in names}
+
+    monkeypatch.setattr(sensor, "_look", look)
+    made, _ = sensor.definitions(Topology({"parity": parity, "abroad": abroad}), settings).sensors or ()
+    assert isinstance(made, dg.SensorDefinition)
+    first = made(dg.build_sensor_context())
+    assert isinstance(first, dg.SensorResult)
+    keys = {event.asset_key.to_user_string() for event in first.asset_events}
+    assert keys == {f"kafka/{TOPIC}", f"kafka/eu/{TOPIC}"}
+    away = True
+    second = made(dg.build_sensor_context(cursor=first.cursor))
+    assert isinstance(second, dg.SensorResult) and second.cursor is not None
+    assert json.loads(second.cursor) == json.loads(first.cursor or "")

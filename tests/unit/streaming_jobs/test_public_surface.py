@@ -15,7 +15,9 @@ from tests.support import ROOT
 PUBLIC = [
     "Avro",
     "Between",
+    "CloudEvents",
     "ComputedTime",
+    "Csv",
     "Debezium",
     "DeltaSource",
     "DeltaTable",

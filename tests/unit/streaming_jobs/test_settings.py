@@ -375,8 +375,11 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"dagster.max_session": "0 s"}, "longer than 0"),
     ({"dagster.keep_runs": "0 s"}, "longer than 0"),
     ({"dagster.stale_after": "0 s"}, "longer than 0"),
-    ({"kafka.security_protocol": "SASL_SSL"}, "kafka.sasl_username is empty"),
-    ({**OAUTH, "kafka.sasl_oauthbearer_client_secret": ""}, "kafka.sasl_oauthbearer_client_secret is empty"),
+    ({"kafka.security_protocol": "SASL_SSL"}, r"kafka \(flag\): sasl_username is empty"),
+    ({**OAUTH, "kafka.sasl_oauthbearer_client_secret": ""}, "sasl_oauthbearer_client_secret is empty"),
+    ({**OAUTH, "kafka.sasl_oauthbearer_callback": "mine:token"}, "are both set"),
+    ({"kafka.sasl_oauthbearer_callback": "mine.token"}, "write package.module:function"),
+    ({"kafka.security_protocol": "SASL_SSL", "kafka.sasl_mechanism": "GSSAPI"}, "sasl_kerberos_principal is empty"),
     *(
         ({"kafka.extra": {name: "1"}}, f"kafka.extra .*'{name}' is for Recourse to choose")
         for name in ("isolation.level", "enable.auto.commit", "transactional.id", "acks", "group.id", "partitioner")
@@ -385,6 +388,13 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"kafka.extra": {"sasl.password": "x"}}, "a setting of its own: kafka.sasl_password"),
     ({"kafka.extra": {"sasl.mechanisms": "PLAIN"}}, "a setting of its own: kafka.sasl_mechanism"),
     ({"kafka.extra": {"linger.ms": "5"}}, "a setting of its own: topic_sink.linger"),
+    ({"kafka.clusters": {"eu": {}}}, r"kafka\.clusters \(flag\): eu\.bootstrap_servers is empty"),
+    ({"kafka.clusters": {"e.u": {"bootstrap_servers": "h:1"}}}, "'e.u' is not a cluster's name"),
+    (
+        {"kafka.clusters.eu": {"bootstrap_servers": "h:1", "security_protocol": "SASL_SSL"}},
+        r"kafka\.clusters\.eu \(flag\): sasl_username is empty",
+    ),
+    ({"kafka.clusters.eu.bootstrap_server": "h:1"}, r"kafka\.clusters\.eu\.bootstrap_server \(flag\): no such setting"),
     ({"quality.webhook": "hooks.example.com"}, "quality.webhook is no URL"),
 ]
 
@@ -415,6 +425,31 @@ def test_secrets_among_the_properties_of_spark_and_of_kafkas_client_are_hidden(
     assert {name: shown[name] for name in secrets} == dict.fromkeys(secrets, "(hidden)")
     assert open_value.items() <= shown.items()
     assert section == "spark" or "TOPSECRET" not in repr(loaded.settings)
+
+
+def test_a_cluster_has_settings_of_its_own_and_its_secrets_are_hidden_like_those_of_the_default_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RECOURSE_KAFKA__CLUSTERS__EU__BOOTSTRAP_SERVERS", "eu:9093")
+    monkeypatch.setenv("RECOURSE_KAFKA__CLUSTERS__EU__SASL_PASSWORD", "TOPSECRET")
+    monkeypatch.setenv("RECOURSE_KAFKA__CLUSTERS__EU__EXTRA", '{"ssl.key.pem": "TOPSECRET", "client.rack": "a"}')
+    loaded = load({"kafka.sasl_username": "jo", "kafka.timeout": "3 s", "kafka.clusters.eu.timeout": "4 s"})
+    kafka = loaded.settings.kafka
+    assert (kafka.of("t@eu").bootstrap_servers, kafka.of("t@eu").timeout) == ("eu:9093", timedelta(seconds=4))
+    assert kafka.of("t") is kafka and kafka.of("t@eu").sasl_username == "", "nothing comes from the default cluster"
+    shown = {o.key: o.value for o in loaded.origins}
+    assert shown["kafka.clusters.eu.sasl_password"] == shown["kafka.clusters.eu.extra.ssl.key.pem"] == "(hidden)"
+    assert shown["kafka.clusters.eu.extra.client.rack"] == "a"
+    assert "TOPSECRET" not in repr(loaded.settings)
+    with pytest.raises(ConfigurationError, match="cluster 'us'") as unknown:
+        kafka.of("t@us")
+    assert "kafka.clusters.us.bootstrap_servers" in unknown.value.next_step
+
+
+def test_a_misspelt_setting_of_a_cluster_is_named(settings: SettingsFactory) -> None:
+    with pytest.raises(ConfigurationError, match="no such setting") as refused:
+        settings({"kafka.clusters.eu.sasl_usernam": "jo"})
+    assert "did you mean 'kafka.clusters.eu.sasl_username'?" in refused.value.next_step
 
 
 def test_a_token_may_come_in_another_way_than_by_a_clients_secret() -> None:

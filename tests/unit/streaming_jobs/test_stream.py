@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from streaming_jobs.catalog.graph import describe
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.columns import SOURCE_COLUMN
-from streaming_jobs.declare.names import checked_name
+from streaming_jobs.declare.names import checked_name, kafka_name
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table import emits
 from streaming_jobs.declare.table_source import DeltaSource
@@ -101,6 +101,17 @@ def test_topic_names_are_kafkas(name: str) -> None:
     with pytest.raises(UsageError, match="is not a topic name"):
         KafkaTopic(name, value=NoBytes())
     assert KafkaTopic("A.b_c-1", value=NoBytes()).name == "A.b_c-1"
+
+
+def test_a_topic_of_another_cluster_has_one_name_however_it_is_declared() -> None:
+    one, other = KafkaTopic("orders", value=NoBytes(), cluster="eu"), KafkaTopic("orders@eu", value=NoBytes())
+    assert one == other and hash(one) == hash(other)
+    assert (one.name, one.cluster) == ("orders@eu", "eu")
+    assert replace(one, headers=True).name == "orders@eu" and replace(one, name="late").name == "late@eu"
+    assert (KafkaTopic("orders", value=NoBytes()).cluster, kafka_name("orders@eu")) == ("", "orders")
+    for name, cluster in (("orders@", ""), ("orders", "E U"), ("a@b@c", ""), ("orders@eu", "us"), ("@eu", "")):
+        with pytest.raises(UsageError):
+            KafkaTopic(name, value=NoBytes(), cluster=cluster)
 
 
 Declare = Callable[[], object]

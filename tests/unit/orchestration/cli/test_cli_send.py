@@ -28,7 +28,7 @@ def sent(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, b
         return len(values)
 
     monkeypatch.setattr("streaming_jobs.sources.producing.produce", take)
-    monkeypatch.setattr("tests.support.life.Topics.names", lambda _: {"numbers"}, raising=False)
+    monkeypatch.setattr("tests.support.life.Topics.names", lambda *_: {"numbers"}, raising=False)
     Path("records").write_bytes(b'{"n": 1}\n\n{"m": 2}\n')
     return values
 
@@ -56,5 +56,5 @@ def test_a_topic_that_no_stream_reads_is_refused_with_the_nearest_name(sent: lis
 def test_a_topic_that_the_cluster_does_not_have_is_not_created(
     sent: list[tuple[str, bytes]], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.support.life.Topics.names", lambda _: set(), raising=False)
+    monkeypatch.setattr("tests.support.life.Topics.names", lambda *_: set(), raising=False)
     assert "has no topic numbers" in run.said("send", "numbers", "records", "--yes", code=1) and sent == []

@@ -261,7 +261,7 @@ def written_at(home: Path, start: Base, topics: Topics, monkeypatch: pytest.Monk
     monkeypatch.setattr(type(store_of(stock_changes.primary)), "commits", lambda *_: [])
     record = stream_record.first("stock_changes")
     snapshot = SimpleNamespace(settings=settings, stream=stock_changes, topics=topics, record=record)
-    committed = SimpleNamespace(found=())
+    committed = SimpleNamespace(of=lambda _: ())
     return written_topics(
         cast("PlanningSnapshot", snapshot), start, None, cast("CommittedOffsets", committed), discards=False
     )

@@ -57,4 +57,4 @@ def test_groups_that_show_streams_are_no_readers(
 
     monkeypatch.setattr(written_topics, "AdminClient", Admin)
     chosen = settings({"kafka.bootstrap_servers": "127.0.0.1:1", "kafka.group_prefix": prefix})
-    assert WrittenTopics(chosen).committed() == [] and seen == asked
+    assert WrittenTopics(chosen).committed("") == [] and seen == asked

@@ -216,6 +216,7 @@ def test_the_declaration_is_a_stream_that_refuses_nothing() -> None:
     assert columns().fieldNames() == list(COLUMNS) and KEEPER.primary.partition_by == ("partition",)
     assert is_archive(KEEPER) and not is_archive(reader)
     assert archive(KafkaTopic("flights", value=Raw())).name == "flights_archive"
+    assert archive(KafkaTopic("flights", value=Raw(), cluster="eu")).name == "flights_eu_archive"
     with pytest.raises(UsageError, match="is not a table name"):
         archive("Flights.v2")
     with pytest.raises(UsageError, match="several archives"):

@@ -20,7 +20,7 @@ from streaming_jobs import Avro, KafkaSink, KafkaTopic
 from streaming_jobs.declare.format import Block, Refusal, RegisteredSchema
 from streaming_jobs.declare.schemas import arrow_struct
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats.framing import ID_HEADER, with_header
+from streaming_jobs.formats.framing import ID_HEADER, IdFrame
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
 
 RICH = {
@@ -195,7 +195,7 @@ def test_the_id_may_be_in_a_header() -> None:
     headers = pa.array(
         [[{"key": "x", "value": b"y"}, {"key": ID_HEADER, "value": b"\0\0\0\0\1"}], None, []], HEADERS_ARROW
     )
-    values = with_header([b"\4", b"\0\0\0\0\1\6", None], headers)
+    values = IdFrame().block([b"\4", b"\0\0\0\0\1\6", None], headers)
     assert values == [b"\0\0\0\0\1\4", b"\0\0\0\0\1\6", None]
     bound = Avro(schema, ids="header").bound(Known(schema), "orders")
     assert bound.reader().read(values).columns.column("a").to_pylist() == [2, 3, None]

@@ -10,15 +10,23 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from streaming_jobs.declare.format import MAX_DETAIL, Format, Refusal
 from streaming_jobs.errors import UsageError
-from streaming_jobs.formats import Avro, Json, Raw, Text
+from streaming_jobs.formats import Avro, CloudEvents, Csv, Json, Raw, Text
 from tests.support.json_corpus import RICH
 
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
-FORMATS: list[Format] = [Json(RICH), Raw(), Text(), Avro(AVRO, ids="none")]
+SHORT = {"id": "bigint", "name": "string"}
+FORMATS: list[Format] = [
+    Json(RICH),
+    Raw(),
+    Text(),
+    Avro(AVRO, ids="none"),
+    Csv(SHORT),
+    CloudEvents(SHORT, attributes=["id", "time"]),
+]
 VALUES = [b"text", b"", None, b"\xff\xfe", "größer 😀".encode(), b"\xed\xa0\x80", b'{"id":1,"name":"x"}']
 
 
-@pytest.mark.parametrize("declared", FORMATS, ids=["json", "raw", "text", "avro"])
+@pytest.mark.parametrize("declared", FORMATS, ids=["json", "raw", "text", "avro", "csv", "cloud-events"])
 def test_every_format_keeps_the_contract(declared: Format) -> None:
     there = pickle.loads(pickle.dumps(declared))
     assert there == declared

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from orchestration import cli
 from streaming_jobs.errors import BrokerUnreachable
@@ -71,6 +72,7 @@ class Broker:
         self.away = False
         self.ends = {"a": {0: 5}, "b": {0: 7}}
         self.in_transactions = 0
+        self.asked: list[str] = []
 
     def latest(self, name: str) -> dict[int, int]:
         if self.away:
@@ -102,6 +104,24 @@ def test_ends_are_known_once_each_topic_was_seen_and_the_thread_looks_by_itself(
     looking.close()
     looking._thread.join(5)
     assert not looking._thread.is_alive()
+
+
+def test_a_cluster_that_is_away_hides_the_ends_of_its_own_topics_only_and_is_logged_once() -> None:
+    class Clusters(Broker):
+        def latest(self, name: str) -> dict[int, int]:
+            self.asked.append(name)
+            self.away = name.endswith("@eu")
+            return super().latest(name)
+
+    broker = Clusters()
+    broker.ends["c"] = {0: 9}
+    looking = EndOffsets(broker, ["a@eu", "b", "b@eu", "c"])
+    with capture_logs() as logs:
+        looking.look()
+        looking.look()
+    assert looking.newest(["b", "c"]) is not None and looking.newest(["a@eu"]) is None
+    assert broker.asked.count("b@eu") == 0, "nobody waits twice for one cluster"
+    assert [each["topic"] for each in logs] == ["a@eu"]
 
 
 def test_the_position_is_that_of_the_last_committed_batch(settings: SettingsFactory) -> None:

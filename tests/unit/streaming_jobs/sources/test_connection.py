@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, TransientError
 from streaming_jobs.ledger.positions import OffsetBounds
-from streaming_jobs.settings import KafkaSettings, Settings
+from streaming_jobs.settings import ClusterSettings, KafkaSettings, Settings
 from streaming_jobs.sources import connection
 from streaming_jobs.sources.connection import (
     Failures,
@@ -115,12 +115,83 @@ def test_the_clients_properties_go_to_other_processes_in_a_file_of_the_owner_alo
     made = made.model_copy(update={"kafka": SCRAM.model_copy(update={"timeout": timedelta(seconds=7)})})
     path = client_file(made, "h:1")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    config, timeout = read_client_file(path)
+    config, timeout = read_client_file(path, "t")
     assert timeout == timedelta(seconds=7)
     assert config == client_config(made.kafka, "h:1")
     path.unlink()
     with pytest.raises(TransientError, match="properties are gone"):
-        read_client_file(path)
+        read_client_file(path, "t")
+
+
+def test_kerberos_is_spelt_as_librdkafka_wants_it_and_a_client_without_it_says_so(tmp_path: Path) -> None:
+    chosen = {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI", "sasl_kerberos_principal": "jo@EXAMPLE.COM"}
+    config = client_config(KafkaSettings(**chosen, sasl_kerberos_keytab=tmp_path / "jo.keytab"), "h:1")
+    assert {key: value for key, value in config.items() if key.startswith("sasl.")} == {
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.kerberos.principal": "jo@EXAMPLE.COM",
+        "sasl.kerberos.keytab": str(tmp_path / "jo.keytab"),
+    }
+    assert client_config(KafkaSettings(**chosen), "h:1")["sasl.kerberos.kinit.cmd"] == "true", "a ticket is there"
+    with pytest.raises(ConfigurationError, match="GSSAPI") as absent:
+        Topics.of(KafkaSettings(**chosen), "h:1")
+    assert "docs/secure.md" in absent.value.next_step
+
+
+def test_a_function_that_gives_tokens_goes_to_other_processes_by_its_name(settings: SettingsFactory) -> None:
+    name = f"{__name__}:a_token"
+    chosen = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", "sasl_oauthbearer_callback": name}
+    made = settings().model_copy(update={"kafka": KafkaSettings(**chosen)})
+    place = client_file(made, "h:1")
+    assert "oauth_cb" not in place.read_text()
+    config, _ = read_client_file(place, "t")
+    assert config == client_config(made.kafka, "h:1") and config["oauth_cb"]("") == ("token", 5.0)
+    wrong = KafkaSettings(**{**chosen, "sasl_oauthbearer_callback": "no_such_module:function"})
+    with pytest.raises(ConfigurationError, match="no_such_module"):
+        client_config(wrong, "h:1")
+
+
+def a_token(_: str) -> tuple[str, float]:
+    return "token", 5.0
+
+
+TWO = KafkaSettings(
+    bootstrap_servers="h:1",
+    timeout=timedelta(seconds=3),
+    clusters={
+        "eu": ClusterSettings(
+            bootstrap_servers="eu:9093",
+            security_protocol="SASL_SSL",
+            sasl_username="eu",
+            sasl_password=SecretStr("of-eu"),
+            timeout=timedelta(seconds=8),
+        )
+    },
+)
+
+
+def test_each_cluster_has_clients_with_its_own_address_log_in_and_deadline(settings: SettingsFactory) -> None:
+    ours, eu = client_config(TWO, "h:1", "orders"), client_config(TWO, "h:1", "orders@eu")
+    assert ours["bootstrap.servers"] == "h:1" and not [key for key in ours if key.startswith("sasl")]
+    assert (eu["bootstrap.servers"], eu["sasl.password"]) == ("eu:9093", "of-eu")
+    made = settings().model_copy(update={"kafka": TWO})
+    place = client_file(made, "h:1")
+    assert read_client_file(place, "orders") == (ours, timedelta(seconds=3))
+    assert read_client_file(place, "orders@eu") == (eu, timedelta(seconds=8))
+    for unknown in (lambda: client_config(TWO, "h:1", "t@us"), lambda: read_client_file(place, "t@us")):
+        with pytest.raises(ConfigurationError, match="topic t@us is of the cluster 'us'"):
+            unknown()
+
+
+def test_topics_of_a_cluster_are_those_of_one_client_and_failures_name_its_settings() -> None:
+    topics = Topics.of(TWO, "h:1", timedelta(seconds=0.3))
+    eu = topics.in_cluster("eu")
+    assert (topics.bootstrap, eu.bootstrap) == ("h:1", "eu:9093")
+    assert topics.in_cluster("eu") is eu and eu.in_cluster("eu") is eu and topics.in_cluster("") is topics
+    with pytest.raises(ConfigurationError, match="cluster 'us'"):
+        topics.describe("t@us")
+    assert "kafka.clusters.eu.bootstrap_servers" in eu._failures.unreachable("x", timedelta(1)).next_step
+    assert "that kafka.bootstrap_servers" in topics._failures.unreachable("x", timedelta(1)).next_step
 
 
 def test_executors_of_other_machines_find_the_clients_properties_in_the_folder_of_state(
@@ -157,7 +228,7 @@ def test_with_state_on_a_store_executors_find_the_clients_properties_there_and_n
     assert b'p"a' not in packed and 'p"a' not in repr(place)
     object_store.clear()
     for _ in range(3):
-        config, _ = read_client_file(pickle.loads(packed))
+        config, _ = read_client_file(pickle.loads(packed), "t")
         assert config == client_config(on_a_store.kafka, "h:1")
     assert len(object_store.requests()) == 1, "each process reads it once"
     note_used(place.parent / f"{place.stem}-kafka-s-value.json", ["_bad"])
@@ -165,7 +236,7 @@ def test_with_state_on_a_store_executors_find_the_clients_properties_there_and_n
     assert list(files_below(on_a_store.state)) == []
     connection._read_once.cache_clear()  # as in another process
     with pytest.raises(TransientError, match="properties are gone"):
-        read_client_file(place)
+        read_client_file(place, "t")
 
 
 def test_the_next_session_of_a_home_removes_the_object_of_a_killed_one(on_a_store: Settings) -> None:

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from streaming_jobs.errors import BrokerUnreachable, TransientError
-from streaming_jobs.formats.framing import ID_HEADER
+from streaming_jobs.formats.framing import ID_HEADER, IdFrame
 from streaming_jobs.settings import KafkaSettings
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.topic import CommittedReader, DeadlinePassed
@@ -124,8 +124,9 @@ def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: C
     assert [r.timestamp for r in again.records([Span("things", 0, 0, 3)])] == [1001, 1002]
 
 
-def test_a_schemas_id_in_a_header_is_kept_beside_the_value(reader: Callable[..., CommittedReader]) -> None:
+def test_headers_are_kept_beside_the_value_for_formats_that_read_them(reader: Callable[..., CommittedReader]) -> None:
     made = reader([Message(at) for at in range(1, 5)])
     records = list(made.records([Span("things", 0, 1, 5)]))
-    assert [record.schema_id for record in records] == [b"\0id", b"", b"", b""]
+    assert [record.headers for record in records] == [[("other", b"x"), (ID_HEADER, b"\0id")], (), (), ()]
+    assert [IdFrame().one(b"v", record.headers) for record in records] == [b"\0idv", b"v", b"v", b"v"]
     assert {record.value for record in records} == {b"v"}

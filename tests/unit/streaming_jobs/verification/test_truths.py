@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType, TimestampType
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth, truth
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.avro import Avro
+from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.formats.json import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification.delta_log import Entry
@@ -249,7 +250,7 @@ def test_records_with_a_schemas_id_in_a_header_are_decoded_and_judged_with_it() 
     schema = record(("id", "long"))
     topic = KafkaTopic("orders", Avro(schema, ids="header"))
     stream = Stream("copies", lambda orders: orders, {"orders": topic}, {"copies": DeltaTable("copies")})
-    raw = RawRecord("orders", 0, 0, 0, None, b"\x0e", b"\0\0\0\0\1")
+    raw = RawRecord("orders", 0, 0, 0, None, b"\x0e", [(ID_HEADER, b"\0\0\0\0\1")])
     without = RawRecord("orders", 0, 1, 0, None, b"\x0e")
     refusals = refusals_of(stream, Known(schema))
     assert [refusals.reason(each) for each in (raw, without)] == [None, "not_framed"]

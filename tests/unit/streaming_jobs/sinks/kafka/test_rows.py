@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streaming_jobs import Json, KafkaSink, KafkaTopic, PermanentError, Text
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
+from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.errors import LedgerConflict, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import WrittenRange
@@ -39,6 +40,8 @@ TOPICS = {
     "orders": TopicInfo("orders", "id1", 3, -1, "delete"),
     "compacted": TopicInfo("compacted", "id2", 3, -1, "compact,delete"),
     "small": TopicInfo("small", "id3", 3, -1, "delete", max_message_bytes=300),
+    "orders@eu": TopicInfo("orders@eu", "id4", 3, -1, "delete"),
+    "late@eu": TopicInfo("late@eu", "id5", 3, -1, "delete"),
 }
 
 
@@ -52,8 +55,8 @@ class Lookup:
         self.asked.append(name)
         return TOPICS.get(name)
 
-    def names(self) -> set[str]:
-        return set(TOPICS)
+    def names(self, cluster: str = "") -> set[str]:
+        return {name for name in TOPICS if cluster_of(name) == cluster}
 
 
 _ARROW = pa.schema(
@@ -221,6 +224,21 @@ def test_names_that_no_topic_has_are_not_looked_up_and_thousands_of_unknown_ones
     topics = KnownTopics(lookup, SETTINGS)
     assert all(topics[f"unknown-{n}"] is None for n in range(1000)) and len(lookup.asked) == 5
     assert topics["orders"] is not None
+
+
+def test_a_route_names_a_topic_of_the_sinks_cluster_since_a_transaction_reaches_no_other() -> None:
+    abroad = replace(SINK, topic=replace(ORDERS, cluster="eu"))
+    lookup = Lookup()
+    judge = RowJudge(abroad, KnownTopics(lookup, SETTINGS, cluster="eu"), [])
+    rows = [{**ROW, ROUTE: route} for route in (None, "late", "raw", "late@eu")]
+    table = pa.Table.from_pylist(rows, schema=_ARROW).drop_columns([HEADERS])
+    records = [Outgoing(*record) for block in judge.blocks(iter([table])) for record in judge.records(block)]
+    assert [record.topic for record in records] == ["orders@eu", "late@eu"]
+    refused = judge.refused_rows()
+    assert refused is not None and refused[REASON_COLUMN].to_pylist() == ["unknown_topic"] * 2
+    assert "late@eu@eu" not in lookup.asked
+    records, refused = judged({**ROW, ROUTE: "late@eu"})
+    assert records == [] and refused is not None, "the default cluster's transaction would write its own topic `late`"
 
 
 def test_a_topic_that_an_earlier_batch_found_is_waited_for_while_the_broker_does_not_know_it(

@@ -20,7 +20,7 @@ from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config
-from streaming_jobs.sinks.kafka.markers import ensure_marker_topic
+from streaming_jobs.sinks.kafka.markers import ensure_marker_topic, marker_topic
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Outgoing
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter, merged
 from streaming_jobs.sinks.kafka.shards import ShardWriter, shards_topic
@@ -415,3 +415,8 @@ def test_a_marker_that_is_too_large_is_named(by_client: bool) -> None:
     with pytest.raises(PermanentError, match="the marker of the batch, 9 bytes, in topic __m: .*too large") as refused:
         producer.transact(records, 1, {}, lambda _: Outgoing("__m", b"k", b"123456789"))
     assert "max.message.bytes=8388608 on topic __m" in refused.value.next_step
+
+
+def test_markers_of_a_sink_are_in_the_cluster_of_its_topic() -> None:
+    assert marker_topic("recourse", "s", "orders@eu") == "__recourse.s.orders@eu"
+    assert shards_topic("recourse", "s", "orders@eu", 2) == "__recourse.s.orders.shards-2@eu"
