@@ -156,7 +156,7 @@ class Lineage:
             versions=versions, producer=PRODUCER,
         )  # fmt: skip
         records = {topic: sum(end - begin for begin, end in of.values()) for topic, of in offsets.items()}
-        rows = {self.stream.primary.name: sum(batch.rows for batch in group)} if not self.stream.topics_only else {}
+        rows = {self.stream.primary.name: sum(batch.rows for batch in group)} if not self.stream.batches_only else {}
         state = event_v2.RunState.RUNNING
         return self._event(state, run, last.at, records, rows, versions, recourse_batches=facet)
 

@@ -35,7 +35,7 @@ from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
@@ -77,7 +77,7 @@ def replay(
             until.ends,
             bounded=True,
             replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
-            topic_sinks=DiscardedTopicSinks(),
+            external=DiscardedSinks(),
             name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
         )
         .run(watch)
@@ -153,7 +153,7 @@ def preview(
             f"cannot start on today's state: stream {stream.name} no longer writes table {before}",
             "declare the sink again",
         )
-    if stream.topics_only:
+    if stream.batches_only:
         raise UsageError(
             f"stream {stream.name} writes topics only, and a preview compares tables",
             "give a copy of the stream a table as its sink, and preview that",

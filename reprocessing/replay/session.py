@@ -44,7 +44,7 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.stream_sinks import TopicSinks
+    from streaming_jobs.runtime.stream_sinks import ExternalSinks
 
 _LOOK_EVERY = 1.0
 
@@ -97,14 +97,12 @@ class ReplaySession:
     ends: TopicOffsets
     bounded: bool = False
     replan: Replan | None = None
-    topic_sinks: TopicSinks | None = None
+    external: ExternalSinks | None = None
     name: str | None = None
 
     def run(self, watch: Watch) -> ReplayResult:
         until = self.ends if self.bounded else None
-        queries = SparkQueries(
-            self.settings, self.replan, archives=self.archives, until=until, topic_sinks=self.topic_sinks
-        )
+        queries = SparkQueries(self.settings, self.replan, archives=self.archives, until=until, external=self.external)
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
         over, raised = threading.Event(), list[RecourseError]()

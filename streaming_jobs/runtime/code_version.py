@@ -210,6 +210,7 @@ _FORMER_MODULES = {
     "JsonSchema": "formats.json_schema",
     "KafkaSink": "kafka_sink",
     "KafkaTopic": "kafka_topic",
+    "PostgresTable": "postgres_table",
     "Protobuf": "formats.protobuf",
     "Slices": "slices",
 }
@@ -308,6 +309,7 @@ def _declared(stream: Stream, type_name: TypeName) -> list[object]:
         "source": stream.sources,
         "sink": stream.sinks,
         "topic": stream.topic_sinks,
+        "postgres": stream.postgres_tables,
         "rules": {name: rules for name, rules in stream.rules.items() if rules},
         "errors": {"": stream.errors} if stream.errors != DEFAULT_POLICY else {},
     }

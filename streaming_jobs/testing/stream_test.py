@@ -34,7 +34,7 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
-from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.writer import Discarded, TopicRecords
 from streaming_jobs.sources.connection import Connection, remove_client_file
@@ -95,7 +95,7 @@ class MemoryTopicWriter(Discarded):
 
 
 @dataclass
-class MemoryTopicSinks(DiscardedTopicSinks):
+class MemorySinks(DiscardedSinks):
     """The topics of a stream in memory."""
 
     written: dict[str, list[WrittenRecord]] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class StreamTest:
         self._sent: dict[str, dict[int, list[MemoryRecord]]] = {
             topic.name: {partition: [] for partition in range(partitions)} for topic in stream.topics
         }
-        self._sinks = MemoryTopicSinks()
+        self._sinks = MemorySinks()
         self._crash: str | None = None
         self._runs = 0
 
@@ -266,7 +266,7 @@ class StreamTest:
 
     def _run(self, topics: MemoryTopics, client: Path) -> None:
         connection = Connection(client, topics, topics, FileClients())
-        queries = SparkQueries(self.settings, connection=connection, topic_sinks=self._sinks)
+        queries = SparkQueries(self.settings, connection=connection, external=self._sinks)
         checked = queries.preflight(self.stream)
         pipelines: list[BatchPipeline] = []
         hooks = QueryHooks("available-now", threading.Event(), partial(self._built, pipelines), self._done)

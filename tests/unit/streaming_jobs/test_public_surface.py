@@ -33,6 +33,7 @@ PUBLIC = [
     "Matches",
     "NotNull",
     "PermanentError",
+    "PostgresTable",
     "Protobuf",
     "Raw",
     "Record",
