@@ -20,6 +20,7 @@ from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import attr
 import structlog
@@ -185,6 +186,7 @@ class Lineage:
             outputs=[
                 *(self._table(name, rows or {}, versions or {}) for name in self.stream.table_names),
                 *(event_v2.OutputDataset(self._cluster, sink.topic.name) for sink in self.stream.topic_sinks.values()),
+                *(self._postgres(table.name) for table in self.stream.postgres_tables.values()),
             ],
             producer=PRODUCER,
         )
@@ -202,6 +204,14 @@ class Lineage:
     def _cluster(self) -> str:
         servers = self.settings.kafka.bootstrap_servers.split(",")[0].strip() or "embedded"
         return f"kafka://{servers}"
+
+    def _postgres(self, table: str) -> event_v2.OutputDataset:
+        """By the names of OpenLineage: the server, then database, schema and table."""
+        postgres = self.settings.postgres
+        place = urlsplit(postgres.url)
+        server = f"postgres://{place.hostname or 'localhost'}:{place.port or 5432}"
+        name = f"{place.path.strip('/') or place.username}.{postgres.database_schema}.{table}"
+        return event_v2.OutputDataset(server, name)
 
     def _topic(self, topic: KafkaTopic, records: dict[str, int]) -> event_v2.InputDataset:
         name = topic.name

@@ -10,7 +10,7 @@ import dagster as dg
 
 from streaming_jobs.settings_services import DagsterSettings
 
-TOPICS = "kafka"
+TOPICS, POSTGRES = "kafka", "postgres"
 
 
 def asset_key(settings: DagsterSettings, *path: str) -> dg.AssetKey:
@@ -24,6 +24,11 @@ def table_key(settings: DagsterSettings, table: str) -> dg.AssetKey:
 def topic_key(settings: DagsterSettings, topic: str) -> dg.AssetKey:
     """The asset of a topic; under `kafka`, so that a table may have the same name."""
     return asset_key(settings, TOPICS, topic)
+
+
+def postgres_key(settings: DagsterSettings, table: str) -> dg.AssetKey:
+    """The asset of a table of PostgreSQL; under `postgres`, so that a Delta table may have the same name."""
+    return asset_key(settings, POSTGRES, table)
 
 
 def table_of(key: dg.AssetKey) -> str:

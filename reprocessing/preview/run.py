@@ -155,8 +155,8 @@ def preview(
         )
     if stream.batches_only:
         raise UsageError(
-            f"stream {stream.name} writes topics only, and a preview compares tables",
-            "give a copy of the stream a table as its sink, and preview that",
+            f"stream {stream.name} writes no Delta table, and a preview compares these",
+            "give a copy of the stream a Delta table as its sink, and preview that",
         )
     folders, clock = Folders(settings, stream.name), PartTimes()
     topics = Archives(settings).added_to(topics, stream)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from streaming_jobs.sinks.postgres.output import PostgresOutput
+    from streaming_jobs.sinks.postgres.rows import DiscardedTable
 
 
 def make_tables(
@@ -260,9 +261,9 @@ class DiscardedSinks:
             *(self.table(start, name, declared) for name, declared in stream.postgres_tables.items()),
         ]
 
-    def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> Sink:
+    def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> DiscardedTable:
         """What takes the rows of a table of PostgreSQL."""
-        from streaming_jobs.sinks.postgres.output import DiscardedTable
+        from streaming_jobs.sinks.postgres.rows import DiscardedTable
 
         schema = _columns(start.stream, declared, start.outputs[name])
         return DiscardedTable(declared, schema, _waiting(start.settings, start.stream))

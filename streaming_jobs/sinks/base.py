@@ -219,7 +219,7 @@ class SinkSet:
 
     @property
     def first(self) -> Sink:
-        """The sink of the function's first output: the primary one, if the stream does not write topics only."""
+        """The sink of the function's first output: the primary one, if the stream writes Delta tables of its own."""
         return self.external[0] if self.batches_only else self.primary
 
     @property

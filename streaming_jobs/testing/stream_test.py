@@ -9,8 +9,8 @@
         assert [letter["reason"] for letter in test.dead_letters()] == ["malformed_json"]
 
 Planner, readers, decoder, rules, state, batches, ledger and Delta tables are the real ones. Kafka is replaced by topics
-in a file, and by topics in memory for those that the stream writes. So a test has nothing of a cluster: no log-in, no
-retention, no transaction that fails.
+in a file, and by topics in memory for those that the stream writes; PostgreSQL by tables in memory. So a test has
+nothing of a cluster or a database: no log-in, no retention, no transaction that fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
-from streaming_jobs.runtime.stream_sinks import DiscardedSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks, SinkOpening
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.writer import Discarded, TopicRecords
 from streaming_jobs.sources.connection import Connection, remove_client_file
@@ -47,8 +47,11 @@ from streaming_jobs.testing.topic import FileClients, MemoryRecord, MemoryTopic,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from streaming_jobs.declare.postgres_table import PostgresTable
     from streaming_jobs.declare.topic_sink import KafkaSink
+    from streaming_jobs.sinks.postgres.rows import DiscardedTable
     from streaming_jobs.stream import KafkaTopic, Stream
+    from streaming_jobs.testing.postgres import MemoryPostgres
 
 ENDS_WITHIN = 120.0
 """Seconds that a run may take, before it fails."""
@@ -96,10 +99,18 @@ class MemoryTopicWriter(Discarded):
 
 @dataclass
 class MemorySinks(DiscardedSinks):
-    """The topics of a stream in memory."""
+    """The topics and the tables of PostgreSQL of a stream, in memory."""
 
     written: dict[str, list[WrittenRecord]] = field(default_factory=dict)
+    tables: dict[str, MemoryPostgres] = field(default_factory=dict)
     _writers: dict[str, MemoryTopicWriter] = field(default_factory=dict, init=False)
+
+    def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> DiscardedTable:
+        from streaming_jobs.testing.postgres import MemoryPostgres, MemoryPostgresOutput
+
+        judged = super().table(start, name, declared)
+        kept = self.tables.setdefault(declared.name, MemoryPostgres())
+        return MemoryPostgresOutput(declared, judged.schema, judged.folder, kept)
 
     def writer(self, sink: KafkaSink) -> Discarded:
         return self._writers.setdefault(sink.name, MemoryTopicWriter(self.written))
@@ -222,6 +233,15 @@ class StreamTest:
             return sorted(rows(self.settings.tables / name).to_pylist(), key=_order)
         except TableNotFoundError:
             return []
+
+    def postgres(self, table: str | None = None) -> list[dict[str, Any]]:
+        """The rows of a table of PostgreSQL, sorted by their columns; of the stream's only one if none is named."""
+        names = [each.name for each in self.stream.postgres_tables.values()] if table is None else [table]
+        if len(names) != 1:
+            named = ", ".join(names) or "(none)"
+            raise UsageError(f"stream {self.stream.name} writes the PostgreSQL tables {named}", "name one of them")
+        kept = self._sinks.tables.get(names[0])
+        return [] if kept is None else sorted(kept.rows(), key=_order)
 
     def dead_letters(self) -> list[dict[str, Any]]:
         """The dead letters, in the order of topic, partition and offset."""

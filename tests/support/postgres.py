@@ -65,11 +65,11 @@ class Postgres:
         """With the driver: SQLAlchemy 2.1 takes another one by default, which dagster-postgres does not install."""
         return f"{scheme}://{self.user}@/{database}?host={self.socket}"
 
-    def connect(self) -> Any:
-        return psycopg2.connect(self.url("postgres", "postgresql"))
+    def connect(self, database: str = "postgres") -> Any:
+        return psycopg2.connect(self.url(database, "postgresql"))
 
-    def execute(self, statement: str) -> None:
-        connection = self.connect()
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        connection = self.connect(database)
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -77,9 +77,9 @@ class Postgres:
         finally:
             connection.close()
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """The rows of a query."""
-        connection = self.connect()
+        connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
                 cursor.execute(query)

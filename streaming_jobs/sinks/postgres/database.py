@@ -179,3 +179,22 @@ class Database:
 def names(columns: Sequence[str]) -> sql.Composed:
     """The columns, quoted, with commas between them."""
     return sql.SQL(", ").join(map(sql.Identifier, columns))
+
+
+def facts(settings: PostgresSettings) -> tuple[str, str, bool, bool]:
+    """Version and name of the database, whether it is on a standby, and whether the user may make tables in the schema.
+
+    Raises DatabaseRefused for a schema that does not exist, and as `Database.transaction` does.
+    """
+    database = Database(settings, "doctor")
+    try:
+        with database.transaction("asking the database") as connection:
+            row = connection.execute(
+                "SELECT 'PostgreSQL ' || current_setting('server_version'), current_database(), pg_is_in_recovery(), "
+                "has_schema_privilege(%s, 'CREATE')",
+                [settings.database_schema],
+            ).fetchone()
+    finally:
+        database.close()
+    assert row is not None
+    return row[0], row[1], row[2], row[3]
