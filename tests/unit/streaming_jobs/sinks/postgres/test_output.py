@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from streaming_jobs.sinks.postgres.database import DatabaseRefused, DatabaseUnav
 from streaming_jobs.sinks.postgres.ledger import look
 from streaming_jobs.sinks.postgres.output import PostgresOutput, PostgresWrite
 from streaming_jobs.sinks.schemas import POSITION_FIELD
+from tests.support import ROOT
 from tests.support.postgres import Postgres, postgres_server
 
 pytestmark = pytest.mark.slow
@@ -223,6 +225,29 @@ def test_the_next_driver_waits_for_an_open_transaction_and_finds_its_batch(outpu
     writing.join(30)
     opening.join(30)
     assert found[0].position.batch == 0
+    assert server.rows("SELECT n FROM t") == [(1,)]
+
+
+def test_of_two_drivers_that_write_a_batch_at_the_same_time_one_writes_it(output: Any, server: Postgres) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def held(batch: int) -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    second = output(PostgresTable("t"))
+    first = output(PostgresTable("t"), before_commit=held)
+    writing = threading.Thread(target=write, args=(first, 0, 1))
+    writing.start()
+    assert inside.wait(30)
+    wrote: list[int | None] = []
+    repeating = threading.Thread(target=lambda: wrote.append(write(second, 0, 1)))
+    repeating.start()
+    repeating.join(0.3)
+    go_on.set()
+    writing.join(30)
+    repeating.join(30)
+    assert wrote == [None]
     assert server.rows("SELECT n FROM t") == [(1,)]
 
 
@@ -444,6 +469,7 @@ def test_a_missing_right_and_a_constraint_are_permanent_and_name_the_remedy(outp
     with pytest.raises(DatabaseRefused, match="constraint positive") as refused:
         write(table, 0, -987654)
     assert "987654" not in str(refused.value), "the row is not shown"
+    assert refused.value.__cause__ is None, "nor in a traceback"
     server.execute("CREATE ROLE reader LOGIN PASSWORD 'x'")
     server.execute("GRANT USAGE ON SCHEMA public TO reader")
     as_reader = PostgresSettings(url=server.url("postgres", "postgresql").replace(f"//{server.user}@", "//reader@"))
@@ -454,6 +480,53 @@ def test_a_missing_right_and_a_constraint_are_permanent_and_name_the_remedy(outp
     assert write(output(PostgresTable("t"), settings=as_reader), 0, 1) is not None, "these rights are enough"
 
 
+def blocks(heading: str) -> list[str]:
+    """The SQL under a heading of the page."""
+    page = (ROOT / "docs" / "postgres_sink.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_documented_rights_are_enough_for_tables_that_the_stream_does_not_make(
+    output: Any, server: Postgres
+) -> None:
+    declared = replace(CHANGES, name="orders")
+    server.execute("DROP ROLE IF EXISTS recourse_writer")
+    server.execute("CREATE ROLE recourse_writer LOGIN")
+    server.execute('CREATE TABLE orders (k text PRIMARY KEY, n bigint, v float8, w text, "_position" bigint)')
+    server.execute(
+        "CREATE TABLE orders_deletes (k text PRIMARY KEY, v float8, w text, _position bigint, _deleted_at timestamptz); "
+        "CREATE INDEX ON orders_deletes (_deleted_at)"
+    )
+    (rights,) = blocks("Rights")
+    for statement in rights.split(";")[:-1]:
+        server.execute(
+            statement.replace("DATABASE shop", "DATABASE postgres").replace("TO recourse", "TO recourse_writer")
+        )
+    server.execute("REVOKE ALL ON DATABASE postgres FROM PUBLIC")
+    url = server.url("postgres", "postgresql").replace(f"//{server.user}@", "//recourse_writer@")
+    table = output(declared, ORDERED, settings=PostgresSettings(url=url))
+    row = {"k": "a", "n": 1, "v": 1.0, "w": "", "_position": 1, "__topic": "things", "__partition": 0, "__offset": 1}
+    for batch, delete in enumerate((False, True)):
+        rows = pa.Table.from_pylist([{**row, "__delete": delete, "_position": batch}])
+        assert prepared(table, rows, batch).commit(entry(batch)) is not None
+    assert server.rows("SELECT count(*) FROM orders") == [(0,)]
+
+
+def test_a_table_is_put_right_by_a_second_stream_and_given_back_as_documented(output: Any, server: Postgres) -> None:
+    wrong, right = output(PostgresTable("orders")), output(PostgresTable("orders_2"), stream="orders_2")
+    assert write(wrong, 0, 1) is not None
+    assert write(right, 0, 2) is not None
+    wrong.close()
+    switch, back = blocks("Put a table right")
+    server.execute(switch)
+    assert server.rows("SELECT n FROM orders") == [(2,)]
+    server.execute(back)
+    assert server.rows("SELECT n FROM orders") == [(1,)]
+    again = output(PostgresTable("orders"))
+    assert write(again, 1, 3) is not None, "the old stream continues where it was"
+    assert server.rows("SELECT n FROM orders ORDER BY n") == [(1,), (3,)]
+
+
 def test_a_server_that_is_away_is_transient_and_no_password_is_shown(output: Any, tmp_path: Path) -> None:
     away = PostgresSettings(
         url=f"postgresql://me@/nowhere?host={tmp_path}", password=SecretStr("s3cret"), connect_timeout="2 seconds"
@@ -461,8 +534,8 @@ def test_a_server_that_is_away_is_transient_and_no_password_is_shown(output: Any
     table = output(PostgresTable("t"), settings=away, opens=False)
     with pytest.raises(DatabaseUnavailable, match="REC-041") as unavailable:
         table.open()
-    assert "s3cret" not in f"{unavailable.value} {unavailable.value.__cause__} {table!r}"
-    assert unavailable.value.__suppress_context__
+    assert "s3cret" not in f"{unavailable.value} {table!r}"
+    assert (unavailable.value.__cause__, unavailable.value.__suppress_context__) == (None, True)
 
 
 def test_a_user_that_the_server_refuses_is_permanent(output: Any, server: Postgres) -> None:
