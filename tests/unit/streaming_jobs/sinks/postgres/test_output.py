@@ -494,7 +494,8 @@ def test_the_documented_rights_are_enough_for_tables_that_the_stream_does_not_ma
     server.execute("CREATE ROLE recourse_writer LOGIN")
     server.execute('CREATE TABLE orders (k text PRIMARY KEY, n bigint, v float8, w text, "_position" bigint)')
     server.execute(
-        "CREATE TABLE orders_deletes (k text PRIMARY KEY, v float8, w text, _position bigint, _deleted_at timestamptz); "
+        "CREATE TABLE orders_deletes "
+        "(k text PRIMARY KEY, v float8, w text, _position bigint, _deleted_at timestamptz); "
         "CREATE INDEX ON orders_deletes (_deleted_at)"
     )
     (rights,) = blocks("Rights")
