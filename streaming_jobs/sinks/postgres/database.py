@@ -24,12 +24,13 @@ _TRANSIENT = ("08", "40", "53", "55", "57", "58")
 """Connections, rollbacks such as deadlocks, resources, locks, intervention of an operator, the server's system."""
 _READ_ONLY = "25006"
 """A standby: after a failover, another host of the URL may be the primary."""
-_UNIQUE = "23505"
 _REFUSED = re.compile(
     r"authentication failed|no pg_hba.conf entry|does not exist|permission denied|no password supplied|certificate"
     r"|not permitted to log in|does not support SSL|sslmode|invalid (?:URI|connection option)",
 )
-"""A refused connection has no SQLSTATE in psycopg, only the server's text."""
+"""A refused connection has no SQLSTATE in psycopg, only the server's text, after the names of host and database."""
+_DURABLE = """CASE current_setting('synchronous_commit') WHEN 'off'
+    THEN set_config('synchronous_commit', 'on', true) END"""
 _APPLICATION = 63
 """Bytes of application_name."""
 
@@ -68,7 +69,7 @@ def classified(error: psycopg.Error, doing: str) -> DatabaseUnavailable | Databa
     words = (error.diag.message_primary or str(error)).strip().partition("\n")[0]
     text = f"{doing}: {words}{f' (SQLSTATE {state})' if state else ''}"
     if not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-        if _REFUSED.search(str(error)):
+        if _REFUSED.search(str(error).rpartition("failed: ")[2]):
             return DatabaseRefused(text, "correct postgres.url, the user, its password or the server's pg_hba.conf")
         return DatabaseUnavailable(text, "check that the database runs, and the setting postgres.url")
     if state.startswith(_TRANSIENT) or state == _READ_ONLY:
@@ -111,10 +112,11 @@ class Database:
         """
         with database_errors(doing):
             connection = self._alive()
+            levels = psycopg.IsolationLevel
+            connection.isolation_level = levels.REPEATABLE_READ if snapshot else levels.READ_COMMITTED
+            connection.read_only = snapshot
             try:
                 with connection.transaction():
-                    if snapshot:
-                        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     self._set_limits(connection)
                     yield connection
             except psycopg.Error:
@@ -159,7 +161,8 @@ class Database:
     def _set_limits(self, connection: Connection) -> None:
         """Bound each wait; a transaction whose client is gone ends, so that the next driver is not held up for ever.
 
-        DateStyle and the like decide how values are read that COPY sends as text.
+        DateStyle and time zone decide how values are read that COPY sends as text. A commit that the server could lose
+        is no commit: Spark's checkpoint goes on after it.
         """
         limit = f"{round(self.settings.transaction_timeout.total_seconds() * 1000)}"
         values = {
@@ -168,11 +171,11 @@ class Database:
             "idle_in_transaction_session_timeout": limit,
             "datestyle": "ISO, YMD",
             "timezone": "UTC",
-            "synchronous_commit": "on",
         }
+        calls = [sql.SQL("set_config(%s, %s, true)") for _ in values]
+        calls.append(sql.SQL(_DURABLE))
         connection.execute(
-            sql.SQL("SELECT {}").format(sql.SQL(", ").join(sql.SQL("set_config(%s, %s, true)") for _ in values)),
-            [text for pair in values.items() for text in pair],
+            sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)), [text for pair in values.items() for text in pair]
         )
 
 

@@ -44,7 +44,7 @@ _SAVE = sql.SQL(
 WHERE table_name = %s"""
 )
 _MAKING = 7203466
-"""The advisory lock under which tables are made: two sessions that make one at the same time would fail."""
+"""The advisory lock under which the ledger is made: of two sessions that make it at the same time one would fail."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,9 @@ class DatabaseLedger:
     table: str
 
     def begin(self, connection: Connection, entry: LedgerEntry) -> LedgerRow:
-        """The locked row, made with this entry and epoch 0 if there is none; the ledger is created if it is missing.
-
-        Until the transaction ends, no other driver makes a table.
-        """
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
+        """The locked row, made with this entry and epoch 0 if there is none; the ledger is created if it is missing."""
         if not exists(connection, self.database, LEDGER_TABLE):  # an existing one needs no right to create tables
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
             connection.execute(self._about(_MAKE))
         values = (self.table, self.stream, entry.generation, entry.batch, 0, entry.encode())
         connection.execute(self._about(_BEGIN), values)

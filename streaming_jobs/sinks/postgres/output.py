@@ -80,13 +80,14 @@ class PostgresOutput(JudgedTable):
         with self._database.transaction(f"opening table {self.declared.name}") as connection:
             row = self._ledger.begin(connection, first)
             refuse_other_stream(row, self.stream, self.declared.name)
-            if self.lease is not None and row.epoch > self.lease.epoch:
-                self.lease.exceed(row.epoch)  # leases were lost, or the table comes from a copy
+            self._exceed(row.epoch)
             refuse_older(row, self.generation, self.declared.name, self.lease)
             ensure_tables(connection, self._database, self.declared, self.schema)
             entry = row.entry if row.entry.generation == self.generation else first
             self._ledger.save(connection, entry, max(row.epoch, self._epoch))
         self.newest = entry
+        if self.lease is not None:
+            self.lease.fenced.add((self.name, self.lease.epoch))
 
     @property
     def position(self) -> Txn | None:
@@ -138,6 +139,16 @@ class PostgresOutput(JudgedTable):
     @property
     def _epoch(self) -> int:
         return 0 if self.lease is None else self.lease.epoch
+
+    def _exceed(self, epoch: int) -> None:
+        """Make the lease's epoch greater than the table's, as `StoredTable.under` does."""
+        lease = self.lease
+        if lease is None:
+            return
+        # Of the same epoch it is another session's: both have taken the lease (docs/fencing.md).
+        doubled = lease.expires and epoch == lease.epoch and (self.name, epoch) not in lease.fenced
+        if epoch > lease.epoch or doubled:
+            lease.exceed(epoch)
 
     def _there(self, row: LedgerRow | None) -> LedgerRow:
         if row is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.declare.postgres_table import PostgresTable
@@ -86,7 +87,8 @@ class JudgedTable:
             return frame.toArrow()
         folder = self.waiting.write(frame, rows)
         try:
-            return pa.Table.from_batches(read(listed(folder)))
+            files = listed(folder)
+            return pa.Table.from_batches(read(files), pq.read_schema(files[0]))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

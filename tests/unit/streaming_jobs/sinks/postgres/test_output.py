@@ -205,6 +205,19 @@ def test_a_lease_whose_epochs_were_lost_gets_a_greater_one(output: Any) -> None:
     assert lease.epoch == 8
 
 
+def test_of_two_sessions_that_have_taken_the_lease_under_one_number_the_second_fences_the_first(output: Any) -> None:
+    first = output(PostgresTable("t"), lease=Lease(3))
+    ready = prepared(first, pairs(1))
+    lease = Lease(3)
+    second = output(PostgresTable("t"), lease=lease)
+    assert lease.epoch == 4
+    with pytest.raises(Fenced):
+        ready.commit(entry(0))
+    second.open()
+    assert lease.epoch == 4, "another start of the same session keeps its number"
+    assert write(second, 0, 1) is not None
+
+
 def test_the_next_driver_waits_for_an_open_transaction_and_finds_its_batch(output: Any, server: Postgres) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -226,6 +239,26 @@ def test_the_next_driver_waits_for_an_open_transaction_and_finds_its_batch(outpu
     opening.join(30)
     assert found[0].position.batch == 0
     assert server.rows("SELECT n FROM t") == [(1,)]
+
+
+def test_a_stream_commits_durably_and_reads_committed_rows_whatever_the_defaults_are(
+    output: Any, server: Postgres
+) -> None:
+    server.execute("ALTER DATABASE postgres SET synchronous_commit = off")
+    server.execute("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
+    seen: list[Any] = []
+
+    def looked(batch: int) -> None:
+        connection = table._database._connection
+        names = ("synchronous_commit", "transaction_isolation")
+        seen.extend(connection.execute(f"SHOW {name}").fetchone()[0] for name in names)
+
+    try:
+        table = output(PostgresTable("t"), before_commit=looked)
+        assert write(table, 0, 1) is not None
+    finally:
+        server.execute("ALTER DATABASE postgres RESET ALL")
+    assert seen == ["on", "read committed"]
 
 
 def test_of_two_drivers_that_write_a_batch_at_the_same_time_one_writes_it(output: Any, server: Postgres) -> None:
