@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from requests import HTTPError, Response
 
 from orchestration.lineage import Lineage, Position, client, send
-from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, stream
+from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, PostgresTable, stream
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_history import note_session_event
@@ -78,6 +78,29 @@ def test_tables_that_are_read_and_topics_that_are_written_are_told_too(home: Set
     assert source["name"] == str(home.tables_folder / "things_in")
     assert [field["name"] for field in source["facets"]["schema"]["fields"]] == ["n"]
     assert ("kafka://embedded", "things_out") in [(one["namespace"], one["name"]) for one in told["outputs"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "name"),
+    [
+        ("postgresql://me@db.example:5433/shop?sslmode=verify-full", "postgres://db.example:5433", "shop.sales.kept"),
+        ("postgresql://me@/?host=/run", "postgres://localhost:5432", "me.sales.kept"),
+    ],
+)
+def test_a_table_of_postgresql_has_the_name_that_its_other_readers_know(
+    settings: SettingsFactory, url: str, server: str, name: str
+) -> None:
+    home = settings({"postgres.url": url, "postgres.database_schema": "sales"})
+    topic = KafkaTopic("things", value=Json(StructType([StructField("n", LongType())])))
+
+    @stream(source=topic, sink=PostgresTable("kept"))
+    def kept(things: Any) -> Any:
+        """Rows of a topic, to a table of PostgreSQL."""
+
+    lay_sessions(home, (THEN, "started"), stream=kept.name)
+    ((event, _),) = Lineage(home, kept).since(Position())
+    outputs = [(each["namespace"], each["name"]) for each in json.loads(Serde.to_json(event))["outputs"]]
+    assert (server, name) in outputs
 
 
 def test_ends_are_told_apart(home: Settings) -> None:
