@@ -198,6 +198,11 @@ def _draft_along(
         return _draft(request, undoes, before, committed)
     except UsageError as error:
         name = request.snapshot.stream.name
+        if isinstance(error, NotRebuilt):
+            raise NotRebuilt(
+                f"the plan takes stream {name} along, and cannot: {error.found}",
+                f"leave it as it is, wrong: --leave {name}; after the recovery, {error.next_step}",
+            ) from error
         raise UsageError(
             f"the plan takes stream {name} along, and cannot: {error.found}",
             f"let it read everything anew: --rebuild {name}; or begin with empty state: --discard-state-of {name}; "
