@@ -240,6 +240,7 @@ _COLUMNS = {
     "streaming_jobs.sinks": 1,
     "streaming_jobs.sinks.delta": 1,
     "streaming_jobs.sinks.kafka": 3,
+    "streaming_jobs.sinks.postgres": 2,
     "streaming_jobs.platform": 2,
     "streaming_jobs.platform.processes": 1,
     "streaming_jobs.sources": 3,

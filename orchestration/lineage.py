@@ -20,6 +20,7 @@ from importlib.metadata import version
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import attr
 import structlog
@@ -158,7 +159,7 @@ class Lineage:
             versions=versions, producer=PRODUCER,
         )  # fmt: skip
         records = {topic: sum(end - begin for begin, end in of.values()) for topic, of in offsets.items()}
-        rows = {self.stream.primary.name: sum(batch.rows for batch in group)} if not self.stream.topics_only else {}
+        rows = {self.stream.primary.name: sum(batch.rows for batch in group)} if not self.stream.batches_only else {}
         state = event_v2.RunState.RUNNING
         return self._event(state, run, last.at, records, rows, versions, recourse_batches=facet)
 
@@ -188,6 +189,7 @@ class Lineage:
             outputs=[
                 *(self._table(name, rows or {}, versions or {}) for name in self.stream.table_names),
                 *(event_v2.OutputDataset(*self._dataset(sink.name)) for sink in self.stream.topic_sinks.values()),
+                *(self._postgres(table.name) for table in self.stream.postgres_tables.values()),
             ],
             producer=PRODUCER,
         )
@@ -205,6 +207,14 @@ class Lineage:
         """Namespace and name of a topic."""
         servers = self.settings.kafka.of(topic).bootstrap_servers.split(",")[0].strip() or "embedded"
         return f"kafka://{servers}", kafka_name(topic)
+
+    def _postgres(self, table: str) -> event_v2.OutputDataset:
+        """By the names of OpenLineage: the server, then database, schema and table."""
+        postgres = self.settings.postgres
+        place = urlsplit(postgres.url)
+        server = f"postgres://{place.hostname or 'localhost'}:{place.port or 5432}"
+        name = f"{place.path.strip('/') or place.username}.{postgres.database_schema}.{table}"
+        return event_v2.OutputDataset(server, name)
 
     def _topic(self, topic: KafkaTopic, records: dict[str, int]) -> event_v2.InputDataset:
         name = topic.name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.catalog.truths import Record, Truth, truth
 from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.declare.lookup import Lookup
+from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
 from streaming_jobs.declare.salt import salt
 from streaming_jobs.declare.slices import Slices
@@ -71,6 +72,7 @@ __all__ = [
     "Matches",
     "NotNull",
     "PermanentError",
+    "PostgresTable",
     "Protobuf",
     "Raw",
     "Record",

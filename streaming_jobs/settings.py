@@ -64,6 +64,7 @@ from streaming_jobs.settings_services import (
     LineageSettings,
     McpSettings,
     MetricsSettings,
+    PostgresSettings,
     QualitySettings,
     RegistrySettings,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Loaded",
     "McpSettings",
     "MetricsSettings",
+    "PostgresSettings",
     "QualitySettings",
     "RegistrySettings",
     "SavepointSettings",
@@ -174,6 +176,7 @@ class Settings(BaseSettings):
     """One stream's own values: the fields that are set. `stream` has the others: see `for_stream`."""
     table: TableSettings = TableSettings()
     topic_sink: TopicSinkSettings = TopicSinkSettings()
+    postgres: PostgresSettings = PostgresSettings()
     savepoint: SavepointSettings = SavepointSettings()
     lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()

@@ -1,4 +1,4 @@
-"""The sections of what runs beside the streams: schema registry, Dagster, metrics, assistants, lineage, alerts."""
+"""The sections of what runs beside the streams: schema registry, database, Dagster, metrics, lineage, alerts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
@@ -76,6 +77,46 @@ class RegistrySettings(Section):
     def _one_way_to_log_in(self) -> Self:
         if self.token.get_secret_value() and self.username:
             raise ValueError("registry.token and registry.username are both set; one of them logs in")
+        return self
+
+
+_LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
+
+
+class PostgresSettings(Section):
+    """The PostgreSQL database whose tables streams write (docs/postgres_sink.md)."""
+
+    url: str = Field("", description="postgresql://USER@HOST:PORT/DATABASE?sslmode=verify-full, without a password")
+    password: SecretStr = Field(
+        SecretStr(""), description="the user's password; empty: as libpq finds it, such as in ~/.pgpass; never shown"
+    )
+    database_schema: str = Field(
+        "public",
+        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        description="schema of the tables, and of the ledger of their batches",
+    )
+    connect_timeout: Span = Field(timedelta(seconds=10), description="time limit of a connection attempt")
+    transaction_timeout: Span = Field(
+        timedelta(minutes=5),
+        description="time limit of one statement, and of the wait for another driver's transaction",
+    )
+
+    @model_validator(mode="after")
+    def _says_how_to_connect(self) -> Self:
+        if not self.url:
+            return self
+        parts = urlsplit(self.url)
+        options = parse_qs(parts.query)
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise ValueError("postgres.url is no URL of a database; it begins with postgresql://")
+        if parts.password is not None or "password" in options:
+            raise ValueError("postgres.url has a password; postgres.password has it, which is never shown")
+        host = options.get("host", [parts.hostname or ""])[-1]
+        if host not in _LOCAL_HOSTS and not host.startswith("/") and "sslmode" not in options:
+            raise ValueError(
+                "postgres.url names another machine and does not say whether it is trusted: add sslmode=verify-full "
+                "and sslrootcert=FILE, or sslmode=disable in a network of your own"
+            )
         return self
 
 

@@ -18,32 +18,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
-from streaming_jobs.declare.columns import (
-    DELETED_AT_COLUMN,
-    POSITION_COLUMN,
-    checked_columns,
-    checked_keys,
-    checked_order,
-    checked_types,
-)
 from streaming_jobs.declare.error_policy import DEFAULT_POLICY, ErrorPolicy
 from streaming_jobs.declare.lookup import Lookup, checked_lookups
-from streaming_jobs.declare.names import (
-    checked_choice,
-    checked_name,
-    checked_names,
-    checked_parts,
-    checked_schema,
-    checked_time,
-)
+from streaming_jobs.declare.names import checked_name, checked_names, checked_parts, checked_schema
+from streaming_jobs.declare.postgres_table import PostgresTable, checked_postgres_tables
 from streaming_jobs.declare.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.declare.slices import Slices, check_slices
-from streaming_jobs.declare.table import DeclaredTable, Emit, Mode
+from streaming_jobs.declare.table import DELETES, DeclaredTable, Emit, Mode, check_options, is_declared_table
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import MAX_AHEAD, KafkaTopic
-from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks, is_sink
+from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import instead
 
@@ -54,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_AHEAD", "DeltaTable", "KafkaTopic", "Stream", "StreamSource", "stream"]
 
-_DELETES, _QUARANTINE, _BATCHES = "_deletes", "_quarantine", "_batches"
+_QUARANTINE, _BATCHES = "_quarantine", "_batches"
 
 
 StreamSource = KafkaTopic | DeltaSource
@@ -97,40 +83,7 @@ class DeltaTable:
         check_slices(self.name, self.slices, self.schema, upsert=bool(self.keys))
         for option in ("keys", "order_by", "partition_by", "owners"):
             object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))
-        if (self.order_by or self.delete_when) and not self.keys:
-            raise UsageError(f"table {self.name}: order_by and delete_when are for upserts", "name the keys")
-        if self.emit is not None:
-            checked_choice(f"table {self.name}", "emit", self.emit, get_args(Emit))
-        if self.emit == "update" and not self.keys:
-            raise UsageError(
-                f"table {self.name}: emit='update' writes a result again at each change, and without keys every one of "
-                "these rows would stay",
-                "name the keys, or write emit='close' for final results",
-            )
-        checked_columns(self.name, self.keys)
-        checked_time(f"table {self.name}", "deletes_kept", self.deletes_kept)
-        if self.fresh_within is not None:
-            checked_time(f"table {self.name}", "fresh_within", self.fresh_within)
-        taken = {POSITION_COLUMN, DELETED_AT_COLUMN} & {*self.keys, *self.order_by} if self.order_by else set()
-        if taken:
-            raise UsageError(
-                f"table {self.name}: the column name {min(taken)} is taken by Recourse itself", "rename the column"
-            )
-        if self.order_by and self.delete_when:
-            checked_name("table", f"{self.name}{_DELETES}")
-        if self.schema is not None:
-            checked_columns(self.name, self.schema.fieldNames())
-            names = self.schema.fieldNames()
-            for option in ("keys", "order_by", "partition_by"):
-                for column in getattr(self, option):
-                    if column not in names:
-                        raise UsageError(
-                            f"table {self.name}: '{column}' is not a column of its schema ({option})",
-                            instead(column, names),
-                        )
-            checked_types(self.name, self.schema, self.partition_by)
-            checked_keys(self.name, self.schema, self.keys)
-            checked_order(self.name, self.order_by, self.schema)
+        check_options(self)
 
     @property
     def mode(self) -> Mode:
@@ -143,7 +96,7 @@ class DeltaTable:
         if not (self.order_by and self.delete_when):
             return None
         return DeltaTable(
-            f"{self.name}{_DELETES}",
+            f"{self.name}{DELETES}",
             keys=self.keys,
             order_by=self.order_by,
             deletes_kept=self.deletes_kept,
@@ -152,12 +105,21 @@ class DeltaTable:
         )
 
 
+StreamSink = DeclaredTable | KafkaSink | PostgresTable
+"""A declared sink of a stream."""
+
+
+def _is_sink(part: object) -> bool:
+    return isinstance(part, (KafkaSink, PostgresTable)) or is_declared_table(part)
+
+
 @dataclass(frozen=True)
 class Stream:
     """One named flow. Several sources bind to parameters by name; with several sinks the function returns a mapping.
 
-    Topics among `sinks` are moved to `topic_sinks`. The first table is the primary sink: its ledger decides which
-    batches are done. A stream of topics only has a primary table `<stream>_batches`: where each batch lies in them.
+    Topics among `sinks` are moved to `topic_sinks`, tables of PostgreSQL to `postgres_tables`. The first table of the
+    others is the primary sink: its ledger decides which batches are done. A stream without any has a primary table
+    `<stream>_batches`, with a ledger entry for each batch, and where the batch lies in its topics.
     `rules` has the row rules of a table by its name in `sinks`; `files`, by name, what the function reads and is code.
     `errors` says what happens to a record that fails. `lookups`, by parameter, are tables that the function joins.
     """
@@ -170,6 +132,7 @@ class Stream:
     owners: Sequence[str] = field(default=())
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)
     topic_sinks: Mapping[str, KafkaSink] = field(default_factory=dict)
+    postgres_tables: Mapping[str, PostgresTable] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     errors: ErrorPolicy = DEFAULT_POLICY
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
@@ -182,7 +145,7 @@ class Stream:
         checked_parts(
             self.name, "source", self.sources.values(), "KafkaTopic", lambda p: isinstance(p, (KafkaTopic, DeltaSource))
         )
-        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", is_sink)
+        checked_parts(self.name, "sink", self.sinks.values(), "DeltaTable", _is_sink)
         self._separate_sinks()
         parameters = list(inspect.signature(self.function).parameters)
         if sorted(parameters) != sorted([*self.sources, *self.lookups]):
@@ -217,10 +180,13 @@ class Stream:
 
     def _separate_sinks(self) -> None:
         topics = {**self.topic_sinks, **{n: s for n, s in self.sinks.items() if isinstance(s, KafkaSink)}}
-        tables = {name: sink for name, sink in self.sinks.items() if not isinstance(sink, KafkaSink)}
+        postgres = {**self.postgres_tables, **{n: s for n, s in self.sinks.items() if isinstance(s, PostgresTable)}}
+        tables = {name: sink for name, sink in self.sinks.items() if name not in topics and name not in postgres}
         checked_topic_sinks(self.name, topics, self.rules, [topic.name for topic in self.topics])
+        checked_postgres_tables(self.name, postgres, self.rules)
         own = DeltaTable(self.batches, description=f"The ranges of offsets that stream {self.name} wrote, by batch")
         object.__setattr__(self, "topic_sinks", topics)
+        object.__setattr__(self, "postgres_tables", postgres)
         object.__setattr__(self, "sinks", tables or {self.batches: own})
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> Any:
@@ -253,17 +219,17 @@ class Stream:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The sinks for which the function returns a frame: tables, then topics."""
-        return tuple(self.topic_sinks) if self.topics_only else (*self.sinks, *self.topic_sinks)
+        """The sinks for which the function returns a frame: Delta tables, then topics, then tables of PostgreSQL."""
+        return (*(() if self.batches_only else self.sinks), *self.topic_sinks, *self.postgres_tables)
 
     @property
-    def topics_only(self) -> bool:
-        """True if it writes no table but the one of its batches."""
-        return bool(self.topic_sinks) and list(self.sinks) == [self.batches]
+    def batches_only(self) -> bool:
+        """True if the only table that it writes is that of its batches, beside topics and tables of PostgreSQL."""
+        return bool(self.topic_sinks or self.postgres_tables) and list(self.sinks) == [self.batches]
 
     @property
     def batches(self) -> str:
-        """Name of the primary table of a stream that writes topics only."""
+        """Name of the primary table of a stream that writes no other Delta table."""
         return f"{self.name}{_BATCHES}"
 
     @property
@@ -310,7 +276,7 @@ class Stream:
 def stream(
     *,
     source: StreamSource | Mapping[str, StreamSource],
-    sink: DeclaredTable | KafkaSink | Mapping[str, DeclaredTable | KafkaSink],
+    sink: StreamSink | Mapping[str, StreamSink],
     name: str | None = None,
     owners: Sequence[str] = (),
     rules: Sequence[Rule] | Mapping[str, Sequence[Rule]] = (),

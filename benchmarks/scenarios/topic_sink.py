@@ -28,7 +28,7 @@ from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.formats import Json
 from streaming_jobs.platform.jars import ensure, locked
 from streaming_jobs.platform.spark_jvm import CLASS_PATH
-from streaming_jobs.runtime.stream_sinks import KafkaTopicSinks
+from streaming_jobs.runtime.stream_sinks import ConnectedSinks, SinkOpening
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.stream import KafkaTopic, Stream
@@ -114,9 +114,8 @@ def _opened(shop: Workshop, topic: str, shards: int | None = None, *, headers: b
     sinks: dict[str, Any] = {topic: sink}
     stream = Stream(f"{STREAM}_{topic}", unchanged, {"value": KafkaTopic("in", Json(PAYMENT))}, sinks)
     topic_sink = shop.settings.topic_sink.model_copy(update={"headers": headers})
-    (output,) = KafkaTopicSinks().open(
-        shop.settings.model_copy(update={"topic_sink": topic_sink}), stream, 1, shop.connection()
-    )
+    settings = shop.settings.model_copy(update={"topic_sink": topic_sink})
+    (output,) = ConnectedSinks().open(SinkOpening(settings, stream, 1, shop.connection()))
     return cast("TopicOutput", output)
 
 

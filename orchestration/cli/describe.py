@@ -92,6 +92,19 @@ def _description(stream: Stream) -> dict[str, Any]:
             {"topic": sink.name, **sink.options, "columns": _columns(sink.topic.value.schema)}
             for sink in stream.topic_sinks.values()
         ],
+        "postgres_tables": [
+            {
+                "table": table.name,
+                "mode": table.mode,
+                "emit": emits(table),
+                "keys": list(table.keys),
+                "order_by": list(table.order_by),
+                "delete_when": table.delete_when,
+                "deletes": table.deletes.name if table.deletes is not None else None,
+                "columns": _columns(table.schema) if table.schema is not None else None,
+            }
+            for table in stream.postgres_tables.values()
+        ],
         "dead_letters": stream.dead_letters,
         "errors": asdict(stream.errors),
     }

@@ -294,6 +294,7 @@ def _summary(stream: Stream, settings: Settings) -> dict[str, Any]:
         "tables_read": [table.name for table in stream.tables_read],
         "tables": [table.name for table in stream.sinks.values()],
         "writes_topics": [sink.name for sink in stream.topic_sinks.values()],
+        "writes_postgres_tables": [table.name for table in stream.postgres_tables.values()],
         "dead_letters": stream.dead_letters,
         "trigger": settings.for_stream(stream.name).trigger,
         "owners": list(stream.owners),

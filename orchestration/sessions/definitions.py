@@ -37,7 +37,7 @@ from orchestration.sessions.decisions import (
     newest_session,
     presumed_dead,
 )
-from orchestration.sessions.names import named, table_key, topic_key
+from orchestration.sessions.names import POSTGRES, named, postgres_key, table_key, topic_key
 from orchestration.sessions.ownership import (
     FINGERPRINT_TAG,
     HEARTBEAT_TAG,
@@ -125,6 +125,7 @@ def definitions(
     return dg.Definitions(
         assets=[
             *topic_assets(topology, settings),
+            *postgres_assets(topology, settings),
             *assets.values(),
             *(asset for each in tasks.values() for asset in each),
             *unassigned_assets(topology, settings, specs),
@@ -195,6 +196,24 @@ def _read_keys(settings: Settings, stream: Stream) -> list[dg.AssetKey]:
     return [
         *(topic_key(settings.dagster, topic.name) for topic in stream.topics),
         *(table_key(settings.dagster, name) for name in tables),
+    ]
+
+
+def postgres_assets(topology: Topology, settings: Settings) -> list[dg.AssetSpec]:
+    """Every table of PostgreSQL that a stream writes, as an asset that depends on the stream's sources."""
+    return [
+        dg.AssetSpec(
+            postgres_key(settings.dagster, table.name),
+            deps=_read_keys(settings, stream),
+            group_name=named(settings.dagster, POSTGRES),
+            kinds={"postgres"},
+            description=table.description or stream.description or f"Written by stream {stream.name}",
+            owners=owners(table.owners or stream.owners),
+            tags={"recourse/stream": stream.name, "recourse/mode": table.mode},
+            metadata={"dagster/column_schema": column_schema(table.schema)} if table.schema is not None else {},
+        )
+        for stream in topology.streams.values()
+        for table in stream.postgres_tables.values()
     ]
 
 

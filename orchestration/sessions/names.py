@@ -11,7 +11,7 @@ import dagster as dg
 from streaming_jobs.declare.names import cluster_of, kafka_name
 from streaming_jobs.settings_services import DagsterSettings
 
-TOPICS = "kafka"
+TOPICS, POSTGRES = "kafka", "postgres"
 
 
 def asset_key(settings: DagsterSettings, *path: str) -> dg.AssetKey:
@@ -26,6 +26,11 @@ def topic_key(settings: DagsterSettings, topic: str) -> dg.AssetKey:
     """The asset of a topic; under `kafka`, so that a table may have the same name, and there under its cluster."""
     cluster = cluster_of(topic)
     return asset_key(settings, TOPICS, *([cluster] if cluster else []), kafka_name(topic))
+
+
+def postgres_key(settings: DagsterSettings, table: str) -> dg.AssetKey:
+    """The asset of a table of PostgreSQL; under `postgres`, so that a Delta table may have the same name."""
+    return asset_key(settings, POSTGRES, table)
 
 
 def table_of(key: dg.AssetKey) -> str:

@@ -104,7 +104,9 @@ def _half_written(settings: Settings, stream: Stream) -> bool:
         return False
     positions = [table.position for table in open_tables(settings, stream).values()]
     at = Txn(record.generation, planned)
-    return bool(stream.topic_sinks) or any(position is not None and position >= at for position in positions)
+    return bool(stream.topic_sinks or stream.postgres_tables) or any(
+        position is not None and position >= at for position in positions
+    )
 
 
 def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream], topics: TopicReader) -> list[str]:

@@ -199,6 +199,11 @@ def _draft_along(
         return _draft(request, undoes, before, committed)
     except UsageError as error:
         name = request.snapshot.stream.name
+        if isinstance(error, NotRebuilt):
+            raise NotRebuilt(
+                f"the plan takes stream {name} along, and cannot: {error.found}",
+                f"leave it as it is, wrong: --leave {name}; after the recovery, {error.next_step}",
+            ) from error
         raise UsageError(
             f"the plan takes stream {name} along, and cannot: {error.found}",
             f"let it read everything anew: --rebuild {name}; or begin with empty state: --discard-state-of {name}; "
@@ -246,6 +251,7 @@ def _draft(
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
     check_topic_sinks(snapshot, bounded=request.until is not None)
+    _refuse_postgres(snapshot.stream)
     stateful = bool(snapshot.record.state_fingerprint)
     if request.discard_state and not stateful:
         raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
@@ -355,6 +361,26 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
                 "ends at once if they have none either"
             )
     return notes
+
+
+class NotRebuilt(UsageError):
+    """The plan covers a stream that writes a table of PostgreSQL, and a recovery does not rebuild such tables.
+
+    Let a new stream write the right rows to a new table, beside the old one, and switch the readers over in one
+    transaction: docs/postgres_sink.md has the statements, and how to take it back.
+    """
+
+    code = "REC-043"
+
+
+def _refuse_postgres(stream: Stream) -> None:
+    if stream.postgres_tables:
+        names = ", ".join(table.name for table in stream.postgres_tables.values())
+        raise NotRebuilt(
+            f"stream {stream.name} writes the PostgreSQL table {names}, which a recovery does not rebuild",
+            "declare a new stream with a new table, run it from the topic's beginning, and switch the readers over: "
+            "docs/postgres_sink.md, 'Put a table right'",
+        )
 
 
 def _refuse_append_only(snapshot: PlanningSnapshot) -> None:

@@ -49,7 +49,7 @@ def first_written(
     """By topic and partition, the first offset that the stream has written after a base; raises as `written_after`."""
     commits = store_of(stream.primary).commits(settings, stream.primary)
     in_log = (c.entry for c in commits if c.entry and (c.entry.stream, c.entry.kind) == (stream.name, "batch"))
-    in_table = (lambda: _in_table(settings, stream)) if stream.topics_only else None
+    in_table = (lambda: _in_table(settings, stream)) if stream.batches_only else None
     return written_after(
         ledger_file(settings, stream.name),
         stream,

@@ -35,7 +35,7 @@ from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
@@ -78,7 +78,7 @@ def replay(
             record.generations,
             bounded=True,
             replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
-            topic_sinks=DiscardedTopicSinks(),
+            external=DiscardedSinks(),
             name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
         )
         .run(watch)
@@ -154,10 +154,10 @@ def preview(
             f"cannot start on today's state: stream {stream.name} no longer writes table {before}",
             "declare the sink again",
         )
-    if stream.topics_only:
+    if stream.batches_only:
         raise UsageError(
-            f"stream {stream.name} writes topics only, and a preview compares tables",
-            "give a copy of the stream a table as its sink, and preview that",
+            f"stream {stream.name} writes no Delta table, and a preview compares these",
+            "give a copy of the stream a Delta table as its sink, and preview that",
         )
     folders, clock = Folders(settings, stream.name), PartTimes()
     topics = Archives(settings).added_to(topics, stream)

@@ -46,7 +46,7 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 
 if TYPE_CHECKING:
-    from streaming_jobs.runtime.stream_sinks import TopicSinks
+    from streaming_jobs.runtime.stream_sinks import ExternalSinks
 
 _LOOK_EVERY = 1.0
 
@@ -101,7 +101,7 @@ class ReplaySession:
     generations: Sequence[Generation]
     bounded: bool = False
     replan: Replan | None = None
-    topic_sinks: TopicSinks | None = None
+    external: ExternalSinks | None = None
     name: str | None = None
 
     def run(self, watch: Watch) -> ReplayResult:
@@ -111,7 +111,7 @@ class ReplaySession:
             self.replan,
             archives=self.archives,
             until=until,
-            topic_sinks=self.topic_sinks,
+            external=self.external,
             lookups=first_run(self.archives.settings, self.stream, self.generations, self._begins()),
         )
         runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))

@@ -62,7 +62,7 @@ class RebuiltStream:
     def differences(self) -> list[Difference]:
         """The differences of every topic, and of every table with rows of its own; computed when first asked for."""
         stream = self.context.stream
-        batches = stream.primary.name if stream.topics_only else None  # its rows are the batches themselves
+        batches = stream.primary.name if stream.batches_only else None  # its rows are the batches themselves
         compared = [declared for declared in compared_tables(stream) if declared.name != batches]
         return [*_topic_differences(self.context), *map(self._difference, compared)]
 

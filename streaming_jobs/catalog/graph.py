@@ -48,6 +48,7 @@ class Graph:
             edges += [(Node("table", lookup.place), node) for lookup in stream.lookups.values()]
             edges += [(node, Node("table", sink.name)) for sink in stream.sinks.values()]
             edges += [(node, Node("topic", sink.name)) for sink in stream.topic_sinks.values()]
+            edges += [(node, Node("table", table.ledger_name)) for table in stream.postgres_tables.values()]
         return cls(tuple(dict.fromkeys(node for edge in edges for node in edge)), tuple(dict.fromkeys(edges)))
 
     def before(self, node: Node) -> list[Node]:
@@ -139,6 +140,10 @@ def _block(stream: Stream, graph: Graph) -> str:
         route = f", or that in {topic.route}" if topic.route else ""
         readers = _streams("read by", graph.after(Node("topic", topic.name)))
         lines.append(f"  -> topic {topic.name}{route} (secondary, {topic.delivery.replace('_', ' ')}{key}){readers}")
+    for database in stream.postgres_tables.values():
+        keys = f" by {', '.join(database.keys)}" if database.keys else ""
+        emit = f", emit on {database.emit}" if database.emit else ""
+        lines.append(f"  -> PostgreSQL table {database.name} (secondary, {database.mode}{keys}{emit})")
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from streaming_jobs.catalog.truths import Truth
 from streaming_jobs.declare.lookup import Lookup
+from streaming_jobs.declare.postgres_table import POSTGRES_SINK
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
@@ -196,7 +197,16 @@ _UNKNOWN_ARGUMENT = re.compile(
 _NOT_IMPORTED = re.compile(r"tests?|test_\w+|conftest|__\w+__")
 """Modules below a package of `flows` that pytest or a command runs."""
 _OF_PACKAGES = ("site-packages", "dist-packages")
-_DECLARATIONS = ("stream", "KafkaTopic", "KafkaSink", "DeltaSource", "DeltaTable", "Json", "Lookup")
+_DECLARATIONS = (
+    "stream",
+    "KafkaTopic",
+    "KafkaSink",
+    "PostgresTable",
+    "DeltaSource",
+    "DeltaTable",
+    "Json",
+    "Lookup",
+)
 
 
 @dataclass(frozen=True)
@@ -230,6 +240,14 @@ class Topology:
                         f"topic {sink.name} is written by {writers[sink.ledger_name]} and {stream.name}",
                         "give each its own topic: a recovery of one stream has to know which records are its own",
                     )
+            for declared in stream.postgres_tables.values():
+                for name in declared.table_names:
+                    if writers.setdefault(f"{POSTGRES_SINK}{name}", stream.name) != stream.name:
+                        raise UsageError(
+                            f"the PostgreSQL table {name} is written by {writers[f'{POSTGRES_SINK}{name}']} and "
+                            f"{stream.name}",
+                            "give each its own table: its ledger has the batches of one stream",
+                        )
         refuse_cycles(by_name.values())
         return cls({name: with_columns(stream, by_name, writers) for name, stream in sorted(by_name.items())})
 

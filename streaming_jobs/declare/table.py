@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+from streaming_jobs.declare.columns import (
+    DELETED_AT_COLUMN,
+    POSITION_COLUMN,
+    checked_columns,
+    checked_keys,
+    checked_order,
+    checked_types,
+)
+from streaming_jobs.declare.names import checked_choice, checked_name, checked_time
+from streaming_jobs.errors import UsageError
+from streaming_jobs.text.spelling import instead
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -20,6 +32,9 @@ Emit = Literal["update", "close"]
 
 Spark calls these the output modes update and append.
 """
+
+DELETES = "_deletes"
+"""Ends the name of a table that remembers the deletes of another."""
 
 
 class DeclaredTable(Protocol):
@@ -90,3 +105,45 @@ def emits(table: DeclaredTable) -> Emit:
 def is_declared_table(part: object) -> bool:
     """True if it has every option of a declaration."""
     return all(inspect.getattr_static(part, name, _MISSING) is not _MISSING for name in _OPTIONS)
+
+
+def check_options(table: DeclaredTable) -> None:
+    """Raise UsageError for options of a declared table that do not go together, or that its schema rules out."""
+    if (table.order_by or table.delete_when) and not table.keys:
+        raise UsageError(f"table {table.name}: order_by and delete_when are for upserts", "name the keys")
+    if table.emit is not None:
+        checked_choice(f"table {table.name}", "emit", table.emit, get_args(Emit))
+    if table.emit == "update" and not table.keys:
+        raise UsageError(
+            f"table {table.name}: emit='update' writes a result again at each change, and without keys every one of "
+            "these rows would stay",
+            "name the keys, or write emit='close' for final results",
+        )
+    checked_columns(table.name, table.keys)
+    checked_time(f"table {table.name}", "deletes_kept", table.deletes_kept)
+    if table.fresh_within is not None:
+        checked_time(f"table {table.name}", "fresh_within", table.fresh_within)
+    taken = {POSITION_COLUMN, DELETED_AT_COLUMN} & {*table.keys, *table.order_by} if table.order_by else set()
+    if taken:
+        raise UsageError(
+            f"table {table.name}: the column name {min(taken)} is taken by Recourse itself", "rename the column"
+        )
+    if table.order_by and table.delete_when:
+        checked_name("table", f"{table.name}{DELETES}")
+    if table.schema is not None:
+        _check_schema(table, table.schema)
+
+
+def _check_schema(table: DeclaredTable, schema: StructType) -> None:
+    names = schema.fieldNames()
+    checked_columns(table.name, names)
+    for option in ("keys", "order_by", "partition_by"):
+        for column in getattr(table, option):
+            if column not in names:
+                raise UsageError(
+                    f"table {table.name}: '{column}' is not a column of its schema ({option})",
+                    instead(column, names),
+                )
+    checked_types(table.name, schema, table.partition_by)
+    checked_keys(table.name, schema, table.keys)
+    checked_order(table.name, table.order_by, schema)

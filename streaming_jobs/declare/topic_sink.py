@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.declare.format import Schemas
 from streaming_jobs.declare.names import checked_choice
-from streaming_jobs.declare.table import Emit, is_declared_table
+from streaming_jobs.declare.table import Emit
 from streaming_jobs.declare.topic import KafkaTopic
 from streaming_jobs.errors import UsageError
 
@@ -158,8 +158,3 @@ def checked_topic_sinks(
                 f"stream {stream} has row rules of the topic {sinks[name].name}; they are for tables",
                 "filter in the function, or write a table too and give it the rules",
             )
-
-
-def is_sink(part: object) -> bool:
-    """True for a declared table or topic."""
-    return isinstance(part, KafkaSink) or is_declared_table(part)

@@ -335,7 +335,8 @@ def _carry_over(plan: AdoptionPlan, folder: StreamFolder) -> None:
 
 def _only_table(stream: Stream) -> DeltaTable:
     tables = list(stream.sinks.values())
-    if len(tables) != 1 or stream.topic_sinks or stream.tables_read or not isinstance(tables[0], DeltaTable):
+    external = stream.topic_sinks or stream.postgres_tables
+    if len(tables) != 1 or external or stream.tables_read or not isinstance(tables[0], DeltaTable):
         raise UsageError(
             f"stream {stream.name} is not one from topics to one Delta table", "adopt one table by one stream"
         )

@@ -14,6 +14,7 @@ EXTRAS = {
     "otlp": ("opentelemetry",),
     "alerts": ("apprise",),
     "postgres": ("dagster_postgres",),
+    "postgres-sink": ("psycopg",),
     "mcp": ("mcp", "anyio"),
     "lineage": ("openlineage", "attr"),
     "protobuf": ("google.protobuf",),

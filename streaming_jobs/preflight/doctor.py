@@ -24,7 +24,7 @@ from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.platform import class_data, cluster, java, ports
 from streaming_jobs.platform.broker import bootstrap_servers, running
-from streaming_jobs.platform.extras import EXTRAS, installed
+from streaming_jobs.platform.extras import EXTRAS, installed, require
 from streaming_jobs.platform.jars import JarSet, cache, examine, locked
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.platform.spark_on_store import state_store
@@ -72,6 +72,7 @@ def checks(settings: Settings) -> list[DoctorCheck]:
         check_ui_port(settings),
         check_folder("home", settings.home, _ROOM_MB),
         *(check_store(name, place) for name, place in stores(settings).items()),
+        *([check_postgres(settings)] if settings.postgres.url else []),
         check_folder("jar cache", cache(settings), _JAR_ROOM_MB),
     ]
 
@@ -120,6 +121,25 @@ def check_store(name: str, place: StorePath) -> DoctorCheck:
         return DoctorCheck(name, False, f"{place}: {'; '.join(broken)}", ANOTHER_STORE)
     kept = "creates once, replaces under the right tag alone, lists what is written"
     return DoctorCheck(name, True, f"{place}: {kept}")
+
+
+def check_postgres(settings: Settings) -> DoctorCheck:
+    """The database of the tables that streams write: it answers, is no standby, and lets the user make tables."""
+    name, schema = "PostgreSQL", settings.postgres.database_schema
+    try:
+        require("postgres-sink", "postgres.url")
+        from streaming_jobs.sinks.postgres.database import facts
+
+        version, database, standby, creates = facts(settings.postgres)
+    except RecourseError as error:
+        return DoctorCheck(name, False, error.found, error.next_step)
+    if standby:
+        return DoctorCheck(name, False, f"{database} is on a standby", "name the primary, or target_session_attrs")
+    found = f"{version}, database {database}, schema {schema}"
+    if not creates:
+        grant = f"GRANT USAGE, CREATE ON SCHEMA {schema}; or make the tables (docs/postgres_sink.md)"
+        return DoctorCheck(name, None, f"{found}: the user makes no tables there", grant)
+    return DoctorCheck(name, True, found)
 
 
 def check_python() -> DoctorCheck:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import ends_of
 from streaming_jobs.preflight.findings import StartFinding
+from streaming_jobs.preflight.postgres_rules import postgres_tables
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TableSnapshot, restore_checkpoint
 from streaming_jobs.preflight.topic_rules import topic_findings, topic_sinks
 from streaming_jobs.sinks.stored import LATE
@@ -44,6 +45,7 @@ def check_start(snapshot: StreamSnapshot) -> list[StartFinding]:
         *_foreign(snapshot),
         *topic_findings(snapshot),
         *topic_sinks(snapshot),
+        *postgres_tables(snapshot),
     ]
 
 

@@ -114,6 +114,28 @@ class TopicSinkSnapshot:
 
 
 @dataclass(frozen=True)
+class PostgresSnapshot:
+    """One table of PostgreSQL that the stream writes: the entry of its newest batch, and the stream that it is of.
+
+    Both are None without a row in the ledger. `name` is the sink's name in ledger entries.
+    """
+
+    name: str
+    table: str
+    exists: bool
+    marker: LedgerEntry | None
+    owner: str | None
+
+
+@dataclass(frozen=True)
+class ExternalSnapshot:
+    """The stream's sinks outside of the store of its tables."""
+
+    topics: tuple[TopicSinkSnapshot, ...] = ()
+    postgres: tuple[PostgresSnapshot, ...] = ()
+
+
+@dataclass(frozen=True)
 class CheckpointSnapshot:
     """The checkpoint: last planned and last committed batch, the ends of both, the start of the planned one."""
 
@@ -134,8 +156,9 @@ class StreamSnapshot:
     topics: tuple[TopicSnapshot, ...]
     folders: tuple[Path, ...] = ()
     topic_sinks: tuple[TopicSinkSnapshot, ...] = ()
-    topic_sinks_known: bool = False
-    """False if the stream's written topics were not examined, as in a replay."""
+    postgres_tables: tuple[PostgresSnapshot, ...] = ()
+    external_known: bool = False
+    """False if the stream's sinks outside of the store of its tables were not examined, as in a replay."""
 
     @property
     def start_over(self) -> str:

@@ -9,7 +9,13 @@ from streaming_jobs.declare.topic_sink import TOPIC_SINK
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets, first_after
 from streaming_jobs.preflight.findings import StartFinding
-from streaming_jobs.preflight.snapshot import ShardsSnapshot, StreamSnapshot, TopicSinkSnapshot, TopicSnapshot
+from streaming_jobs.preflight.snapshot import (
+    CheckpointSnapshot,
+    ShardsSnapshot,
+    StreamSnapshot,
+    TopicSinkSnapshot,
+    TopicSnapshot,
+)
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.table_sources.versions import gone_words
@@ -323,7 +329,7 @@ def topic_sinks(snapshot: StreamSnapshot) -> Iterator[StartFinding]:
         if sink.exactly_once:
             yield from _marker(sink, snapshot)
             yield from topic_shards(sink, snapshot)
-    if snapshot.topic_sinks_known:
+    if snapshot.external_known:
         yield from _no_longer_written(snapshot)
 
 
@@ -389,8 +395,7 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Start
         return
     generation, planned = snapshot.record.generation, snapshot.checkpoint.planned
     primary = next(t for t in snapshot.tables if t.role == "primary")
-    listed = (primary.entry.txns if primary.entry else {}).get(sink.name)
-    expected = None if listed is None else Txn.of(listed)
+    expected = listed_at(snapshot, sink.name)
     at = None if sink.marker is None else sink.marker.txn
     if at is None:
         if planned is None and expected is None:
@@ -415,15 +420,28 @@ def _marker(sink: TopicSinkSnapshot, snapshot: StreamSnapshot) -> Iterator[Start
             "put the state folder back from the newest copy",
         )
         return
-    opened = at == Txn(generation, -1) and (expected is None or expected.generation < generation)
-    done = -1 if snapshot.checkpoint.committed is None else snapshot.checkpoint.committed
-    in_flight = planned is not None and planned > done and at == Txn(generation, planned)
-    if not (at == expected or opened or in_flight):
+    if not is_possible(at, expected, generation, snapshot.checkpoint):
         yield StartFinding(
             "refuse",
             f"topic {sink.topic} is at {at}, but table {primary.name} says it should be at {expected or 'no batch'}",
             f"put the table and the checkpoint back that belong to the topic; or {snapshot.write_again(sink)}",
         )
+
+
+def listed_at(snapshot: StreamSnapshot, sink: str) -> Txn | None:
+    """The position that the primary table's newest entry lists for a sink; None if it lists none."""
+    primary = next(t for t in snapshot.tables if t.role == "primary")
+    listed = (primary.entry.txns if primary.entry else {}).get(sink)
+    return None if listed is None else Txn.of(listed)
+
+
+def is_possible(at: Txn, expected: Txn | None, generation: int, checkpoint: CheckpointSnapshot) -> bool:
+    """True if a sink may be at this position: where the primary table expects it, newly opened, or one batch ahead."""
+    opened = at == Txn(generation, -1) and (expected is None or expected.generation < generation)
+    done = -1 if checkpoint.committed is None else checkpoint.committed
+    planned = checkpoint.planned
+    in_flight = planned is not None and planned > done and at == Txn(generation, planned)
+    return at == expected or opened or in_flight
 
 
 def _no_longer_written(snapshot: StreamSnapshot) -> Iterator[StartFinding]:

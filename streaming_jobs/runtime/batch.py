@@ -105,7 +105,7 @@ def entry_of(
     own = own_entry(batch, sink.name, pending)
     if sink is not sinks.dead_letters:
         return own
-    refused = {sink.name: number for sink in sinks.topics if (number := _refused(staged.get(sink.name)))}
+    refused = {sink.name: number for sink in sinks.external if (number := _refused(staged.get(sink.name)))}
     return replace(own, rows={**own.rows, **refused})
 
 
@@ -119,7 +119,7 @@ def refuse_other_letters(
     """
     if done is None:
         return
-    for sink in sinks.topics:
+    for sink in sinks.external:
         if sink.name in staged and (now := _refused(staged[sink.name])) != (then := done.rows.get(sink.name, 0)):
             raise LedgerConflict(
                 f"{sink.name} refused {then} rows of {batch.txn} before the driver ended, and refuses {now} now",
@@ -438,9 +438,9 @@ class BatchPipeline:
     ) -> dict[str, PendingWrite]:
         """Prepare the rows of every table that does not have this batch yet."""
         topics = [source.name for source in self.sources]
-        others = (*self.sinks.secondary, *self.sinks.topics)
+        others = (*self.sinks.secondary, *self.sinks.external)
         waiting = [sink for sink in others if self._done(sink, replace(entry, table=sink.name)) is None]
-        if self.sinks.topics_only and not waiting:
+        if self.sinks.batches_only and not waiting:
             run(frames[self.sinks.primary.name])
         staged = {}
         first_read = self.hooks.first_read(entry.offsets)
@@ -480,7 +480,7 @@ class BatchPipeline:
         txns = {sink.name: at.version for sink in self.sinks.others() if (at := sink.position) is not None}
         counts.of_write(entry.table, "written", staged[entry.table])
         counts.of_dropped(failed.dropped(self.sinks))
-        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.topics, entry.txn))
+        return replace(counts.onto(entry), txns=txns, note=note, written=written(self.sinks.external, entry.txn))
 
     def _others(
         self,
@@ -506,7 +506,7 @@ class BatchPipeline:
                 if companion.kind == "quarantine":
                     refuse_other_rows(done, pending, entry)
             yield sink, done, pending
-        for sink in (*self.sinks.secondary, *self.sinks.topics):
+        for sink in (*self.sinks.secondary, *self.sinks.external):
             pending = staged.get(sink.name)
             yield sink, self._done(sink, replace(entry, table=sink.name)) if pending is None else None, pending
 

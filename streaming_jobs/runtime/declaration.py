@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import TransientError
 from streaming_jobs.runtime.code_version import code_parts, loaded_code
 from streaming_jobs.settings import Settings
@@ -92,16 +93,17 @@ def _declared(stream: Stream) -> Iterator[tuple[str, str]]:
         yield place, str(lookup.path or "below tables")
         for field in lookup.columns.fields:
             yield f"{place}: column {field.name}", field.dataType.simpleString()
-    for table in stream.sinks.values():
-        place = f"table {table.name}"
+    named: list[tuple[str, DeclaredTable]] = [(table.name, table) for table in stream.sinks.values()]
+    for name, table in [*named, *((each.ledger_name, each) for each in stream.postgres_tables.values())]:
+        place = f"table {name}"
         yield place, table.mode
-        for name in ("keys", "order_by", "delete_when", "partition_by", "emit"):
-            if value := getattr(table, name):
-                yield f"{place}: {name}", value if isinstance(value, str) else ", ".join(value)
+        for option in ("keys", "order_by", "delete_when", "partition_by", "emit"):
+            if value := getattr(table, option):
+                yield f"{place}: {option}", value if isinstance(value, str) else ", ".join(value)
         for field in table.schema.fields if table.schema is not None else ():
             yield f"{place}: column {field.name}", field.dataType.simpleString()
-        for rule in stream.rules_of(table.name).rules:
-            yield f"rule {rule.name} of table {table.name}", f"{rule.on_fail} if {rule.words}"
+        for rule in stream.rules_of(name).rules:
+            yield f"rule {rule.name} of table {name}", f"{rule.on_fail} if {rule.words}"
     yield from _topic_sinks(stream)
 
 

@@ -46,10 +46,11 @@ from streaming_jobs.runtime.spark_plan import (
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
-    KafkaTopicSinks,
-    TopicSinks,
+    ConnectedSinks,
+    ExternalSinks,
+    SinkOpening,
+    check_external,
     check_tables,
-    check_topics,
     make_tables,
     sinks_of,
     upkeep_of,
@@ -204,7 +205,7 @@ class QueryBuilder:
     replan: Replan | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
-    topic_sinks: TopicSinks = field(default_factory=KafkaTopicSinks)
+    external: ExternalSinks = field(default_factory=ConnectedSinks)
     lease: WriteLease | None = None
     lookups: LookupHistory | None = None
     """Of a replay: what the stream's first run has looked up."""
@@ -233,7 +234,7 @@ class QueryBuilder:
 
     @property
     def _emits(self) -> dict[str, Emit]:
-        topics, tables = self.stream.topic_sinks, self.stream.sinks
+        topics, tables = self.stream.topic_sinks, {**self.stream.sinks, **self.stream.postgres_tables}
         return {name: topics[name].emit if name in topics else emits(tables[name]) for name in self.stream.output_names}
 
     @property
@@ -285,9 +286,11 @@ class QueryBuilder:
         plan_traits = self._checked_traits(outputs)
         self._check_isolation(spark, sources, plan_traits, lookups)
         record = self._bound(record, snapshot, starts, outputs)
-        check_topics(self.stream, outputs)
-        self._check_lease()  # opening the topics fences every other driver
-        topics = self.topic_sinks.open(self.settings, self.stream, record.generation, self.connection)
+        check_external(self.stream, outputs)
+        self._check_lease()  # opening them fences every other driver
+        external = self.external.open(
+            SinkOpening(self.settings, self.stream, record.generation, self.connection, outputs, self.lease)
+        )
         tables = make_tables(self.settings, self.stream, outputs, record.generation)
         if self.lease is not None:
             for table in tables.values():
@@ -302,7 +305,7 @@ class QueryBuilder:
         )
         handle = QueryHandle(spark, [self._times_of(s.parameter) for s in sources])
         slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
-        sinks = sinks_of(self.stream, tables, self.stream_settings, topics)
+        sinks = sinks_of(self.stream, tables, self.stream_settings, external)
         isolation = Isolation.of(
             self.stream,
             file,
@@ -366,7 +369,7 @@ class QueryBuilder:
         if len(outputs) > 1 and self._share(plan_traits):
             SharedPlan.of(self.stream.name, outputs)
         fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
-        check_topics(self.stream, outputs)
+        check_external(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
         return fingerprint
 
@@ -553,7 +556,7 @@ class QueryBuilder:
         before = record.state_fingerprint
         if has_aggregate(fingerprint):
             fingerprint[EMIT] = self._emit
-            if has_aggregate(before) and not self.stream.topics_only:  # before `emit`, the table's keys decided
+            if has_aggregate(before) and not self.stream.batches_only:  # before `emit`, the table's keys decided
                 before = {EMIT: "update" if self.stream.primary.mode == "upsert" else "close", **before}
         if keeps_state and (changes := differences(before, fingerprint)):
             raise PreflightRefused(

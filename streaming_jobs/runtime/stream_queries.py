@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from streaming_jobs.runtime.batch import BatchPipeline
     from streaming_jobs.runtime.query_handle import BuiltQuery
-    from streaming_jobs.runtime.stream_sinks import TopicSinks
+    from streaming_jobs.runtime.stream_sinks import ExternalSinks
     from streaming_jobs.table_sources.lookups import LookupHistory
 
 log = structlog.get_logger()
@@ -172,7 +172,7 @@ class SparkQueries:
     connection: Connection | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
-    topic_sinks: TopicSinks | None = None
+    external: ExternalSinks | None = None
     shown: GroupOffsets | None = None
     lookups: LookupHistory | None = None
     """Of a replay: what its stream's first run has looked up."""
@@ -209,8 +209,9 @@ class SparkQueries:
         """Repair files that a power cut has truncated, take the snapshot, and check it."""
         repair(self.settings, stream)
         snapshot = take_snapshot(self.settings, stream, self._archives.added_to(self._reach.topics, stream))
-        if stream.topic_sinks and (seen := self.topics_written.look(self.settings, stream, self._reach)) is not None:
-            snapshot = replace(snapshot, topic_sinks=tuple(seen), topic_sinks_known=True)
+        has_external = stream.topic_sinks or stream.postgres_tables
+        if has_external and (seen := self.external_sinks.look(self.settings, stream, self._reach)) is not None:
+            snapshot = replace(snapshot, topic_sinks=seen.topics, postgres_tables=seen.postgres, external_known=True)
         return Preflight(snapshot, enforce(check_start(snapshot)))
 
     def launch(self, spark: SparkSession, stream: Stream, snapshot: StreamSnapshot, hooks: QueryHooks) -> LaunchedQuery:
@@ -228,7 +229,7 @@ class SparkQueries:
             replan=self.replan,
             archives=self._archives,
             until=self.until,
-            topic_sinks=self.topics_written,
+            external=self.external_sinks,
             lease=hooks.lease,
             lookups=self.lookups,
         ).assemble(spark, snapshot)
@@ -259,18 +260,18 @@ class SparkQueries:
         return self._ends.newest(end_names(stream)) if self._ends is not None else None
 
     @property
-    def topics_written(self) -> TopicSinks:
-        """The topics that streams write; their clients are made when the first one is opened."""
-        if self.topic_sinks is None:
-            from streaming_jobs.runtime.stream_sinks import KafkaTopicSinks
+    def external_sinks(self) -> ExternalSinks:
+        """The sinks outside of the store of tables; their clients are made when the first one is opened."""
+        if self.external is None:
+            from streaming_jobs.runtime.stream_sinks import ConnectedSinks
 
-            self.topic_sinks = KafkaTopicSinks()
-        return self.topic_sinks
+            self.external = ConnectedSinks()
+        return self.external
 
     def close(self) -> None:
         """Stop the thread that samples the topics, and remove the files that the processes of Spark read."""
-        if self.topic_sinks is not None:
-            self.topic_sinks.close()
+        if self.external is not None:
+            self.external.close()
         if self.shown is not None:
             self.shown.close()
         if self._ends is not None:

@@ -269,7 +269,7 @@ class StreamRunner:
     def _table_ages(self) -> dict[str, TableAge]:
         """The ages of the tables of its sinks, as far as an earlier session has noted them, with today's objectives."""
         known, now = self.status.tables, self.clock.time()
-        tables = () if self.stream.topics_only else self.stream.sinks.values()
+        tables = () if self.stream.batches_only else self.stream.sinks.values()
         ages = {table.name: (known.get(table.name, TableAge(now)), table.fresh_within) for table in tables}
         return {
             name: replace(age, fresh_within_s=None if text is None else parse_duration(text).total_seconds())

@@ -1,4 +1,4 @@
-"""The tables of a stream for its batches: made or widened to what its function returns, then opened as sinks."""
+"""The sinks of a stream for its batches: made or widened to what its function returns, then opened."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Protocol, cast
 import structlog
 
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.declare.columns import SOURCE_COLUMN, checked_columns, checked_order
+from streaming_jobs.declare.columns import SOURCE_COLUMN, checked_columns, checked_keys, checked_order
 from streaming_jobs.declare.names import cluster_of
+from streaming_jobs.declare.postgres_table import PostgresTable
+from streaming_jobs.declare.postgres_table import check_columns as postgres_columns
+from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.topic_sink import KafkaSink
-from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
+from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OutputMismatch
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.preflight.snapshot import ShardsSnapshot, TopicSinkSnapshot
+from streaming_jobs.platform.extras import require
+from streaming_jobs.preflight.snapshot import ExternalSnapshot, PostgresSnapshot, ShardsSnapshot, TopicSinkSnapshot
 from streaming_jobs.runtime.batch import written
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings, StreamSettings
-from streaming_jobs.sinks.base import Companion, Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.base import Companion, Sink, SinkSet, Upkeep, WriteLease
 from streaming_jobs.sinks.batches import BatchesSink
 from streaming_jobs.sinks.kafka.clients import ClientLost
 from streaming_jobs.sinks.kafka.markers import (
@@ -41,6 +45,7 @@ from streaming_jobs.sinks.schemas import (
     POSITION_FIELD,
     TOPICS,
     deletes_of,
+    is_position,
     quarantine_of,
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
@@ -55,6 +60,9 @@ from streaming_jobs.text.durations import parse_duration
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+    from streaming_jobs.sinks.postgres.output import PostgresOutput
+    from streaming_jobs.sinks.postgres.rows import DiscardedTable
 
 
 def make_tables(
@@ -79,9 +87,9 @@ def check_tables(settings: Settings, stream: Stream, outputs: Mapping[str, DataF
 
 
 def sinks_of(
-    stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings, topics: Sequence[Sink] = ()
+    stream: Stream, tables: Mapping[str, StoredTable], settings: StreamSettings, external: Sequence[Sink] = ()
 ) -> SinkSet:
-    """The tables as the sinks of the stream's batches; `topics` are open already."""
+    """The tables as the sinks of the stream's batches; `external` sinks are open already."""
     outputs: list[Sink] = []
     deletes, quarantined = [], []
     for declared in stream.sinks.values():
@@ -97,9 +105,9 @@ def sinks_of(
             quarantined.append(Companion(aside.for_batches(settings), declared.name, "quarantine"))
     letters = tables[stream.dead_letters].for_batches(settings)
     primary, *secondary = outputs
-    if stream.topics_only:
-        primary = BatchesSink(tables[stream.primary.name], lambda txn: written(topics, txn))
-    return SinkSet(primary, secondary, letters, (*deletes, *quarantined), topics, stream.topics_only)
+    if stream.batches_only:
+        primary = BatchesSink(tables[stream.primary.name], lambda txn: written(external, txn))
+    return SinkSet(primary, secondary, letters, (*deletes, *quarantined), external, stream.batches_only)
 
 
 def upkeep_of(
@@ -130,11 +138,9 @@ def upkeep_of(
 
 def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> StructType:
     """The columns of a table: the function's columns, and the columns that Recourse adds."""
-    from pyspark.sql.types import StructType
-
     if table == stream.dead_letters:
         return DEAD_LETTERS
-    if stream.topics_only and table == stream.primary.name:
+    if stream.batches_only and table == stream.primary.name:
         return BATCHES
     for sink in stream.sinks.values():
         if sink.deletes is not None and sink.deletes.name == table:
@@ -144,12 +150,19 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
         if stream.quarantines.get(sink.name) == table:
             return quarantine_of(sink.name, _schema(stream, sink.name, outputs))
     sink, frame = next((sink, outputs[name]) for name, sink in stream.sinks.items() if sink.name == table)
+    return _columns(stream, sink, frame)
+
+
+def _columns(stream: Stream, sink: DeclaredTable, frame: DataFrame) -> StructType:
+    """The function's columns for a table; with an order and `_source`, the position of each row's record too."""
+    from pyspark.sql.types import StructType
+
     output = StructType([f for f in frame.schema.fields if f.name != SOURCE_COLUMN])
-    checked_columns(table, output.fieldNames())
+    checked_columns(sink.name, output.fieldNames())
     if sink.order_by and SOURCE_COLUMN in frame.columns:
         if len(stream.sources) > TOPICS:
             raise ConfigurationError(
-                f"stream {stream.name} orders table {table} by the positions of {len(stream.sources)} topics, and "
+                f"stream {stream.name} orders table {sink.name} by the positions of {len(stream.sources)} topics, and "
                 f"{TOPICS} can be distinguished",
                 "leave _source out of the output, so that rows of equal order replace each other as they arrive",
             )
@@ -157,30 +170,50 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
     return output
 
 
-# The topics that a stream writes: opened as sinks of its batches, or discarded where a replay must not write them.
+# The topics and the tables of PostgreSQL that a stream writes: opened as sinks of its batches, or discarded where a
+# replay must not write them.
 
 log = structlog.get_logger()
 
 
-class TopicSinks(Protocol):
-    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
-        """The stream's topics as sinks, in their order; from now on all other writers are fenced."""
+@dataclass(frozen=True)
+class SinkOpening:
+    """A start of a stream, as far as its external sinks know it; `outputs` are the function's frames by sink.
 
-    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
-        """The topics as they are, for preflight; None if they do not matter."""
+    `lease` is None where no other driver can be: in a trial, and in tests.
+    """
+
+    settings: Settings
+    stream: Stream
+    generation: int
+    connection: Connection
+    outputs: Mapping[str, DataFrame] = field(default_factory=dict)
+    lease: WriteLease | None = None
+
+
+class ExternalSinks(Protocol):
+    def open(self, start: SinkOpening) -> Sequence[Sink]:
+        """The stream's topics and tables of PostgreSQL as sinks, in their order; other writers are fenced from now on.
+
+        Raises OutputMismatch for an output that does not fit, Fenced, ConfigurationError, and errors of the servers.
+        """
+
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> ExternalSnapshot | None:
+        """The sinks as they are, for preflight; None if they do not matter."""
 
     def close(self) -> None:
         """Let go of all clients."""
 
 
 @dataclass
-class KafkaTopicSinks:
-    """The topics themselves. Opening fences the producers of every earlier start of the stream."""
+class ConnectedSinks:
+    """The sinks themselves. Opening fences the writers of every earlier start of the stream."""
 
-    _open: dict[str, list[TopicOutput]] = field(default_factory=dict, init=False)
+    _open: dict[str, list[TopicOutput | PostgresOutput]] = field(default_factory=dict, init=False)
 
-    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
-        """Open each topic in the generation; raises Fenced, ConfigurationError and BrokerUnreachable."""
+    def open(self, start: SinkOpening) -> Sequence[Sink]:
+        """Open each sink in the generation."""
+        settings, stream, connection = start.settings, start.stream, start.connection
         self._leave(stream.name)
         outputs = self._open.setdefault(stream.name, [])
         for sink in stream.topic_sinks.values():
@@ -192,14 +225,22 @@ class KafkaTopicSinks:
             if sink.shards:
                 name = shards_topic(settings.topic_sink.prefix, stream.name, sink.name, sink.shards)
                 ensure_marker_topic(cast("TopicMaker", connection.topics), name, output.topics[sink.name], sink.shards)
-            output.writer.open(generation)
+            output.writer.open(start.generation)
             output.remove_leftovers()
             _say(stream, sink, output)
+        for name, declared in stream.postgres_tables.items():
+            table = _postgres_output(start, name, declared)
+            outputs.append(table)
+            table.open()
         return outputs
 
-    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
-        """Describe each topic and read its marker; raises BrokerUnreachable if that takes too long."""
-        return [_snapshot(settings, stream, sink, connection) for sink in stream.topic_sinks.values()]
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> ExternalSnapshot | None:
+        """Describe each topic and read its marker, and read the ledger of each table of PostgreSQL.
+
+        Raises BrokerUnreachable and DatabaseUnavailable if that takes too long.
+        """
+        topics = tuple(_snapshot(settings, stream, sink, connection) for sink in stream.topic_sinks.values())
+        return ExternalSnapshot(topics, tuple(_looked_at(settings, stream)))
 
     def close(self) -> None:
         for name in list(self._open):
@@ -210,29 +251,96 @@ class KafkaTopicSinks:
             output.close()
 
 
-class DiscardedTopicSinks:
+class DiscardedSinks:
     """Sinks that judge every row and write none: for replays beside the running stream."""
 
-    def open(self, settings: Settings, stream: Stream, generation: int, connection: Connection) -> Sequence[Sink]:
-        """Sinks without a producer."""
-        del generation
-        return [_output(settings, stream, sink, connection, self.writer(sink)) for sink in stream.topic_sinks.values()]
+    def open(self, start: SinkOpening) -> Sequence[Sink]:
+        """Sinks without a producer or a database."""
+        settings, stream, connection = start.settings, start.stream, start.connection
+        return [
+            *(_output(settings, stream, s, connection, self.writer(s)) for s in stream.topic_sinks.values()),
+            *(self.table(start, name, declared) for name, declared in stream.postgres_tables.items()),
+        ]
+
+    def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> DiscardedTable:
+        """What takes the rows of a table of PostgreSQL."""
+        from streaming_jobs.sinks.postgres.rows import DiscardedTable
+
+        schema = _columns(start.stream, declared, start.outputs[name])
+        return DiscardedTable(declared, schema, _waiting(start.settings, start.stream))
 
     def writer(self, sink: KafkaSink) -> Discarded:  # noqa: ARG002 - of doubles that keep what is written
         """What takes the records of a topic."""
         return Discarded()
 
-    def look(self, settings: Settings, stream: Stream, connection: Connection) -> Sequence[TopicSinkSnapshot] | None:
+    def look(self, settings: Settings, stream: Stream, connection: Connection) -> ExternalSnapshot | None:
         """None: nothing is written."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def check_topics(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
-    """Raise OutputMismatch for an output that does not fit its topic."""
+def check_external(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:
+    """Raise OutputMismatch or UsageError for an output that does not fit its topic, or no table of PostgreSQL."""
     for name, sink in stream.topic_sinks.items():
         check_columns(sink, outputs[name])
+    for name, table in stream.postgres_tables.items():
+        _check_table(table, _columns(stream, table, outputs[name]))
+
+
+def _check_table(table: PostgresTable, output: StructType) -> None:
+    postgres_columns(table.name, output)
+    checked_keys(table.name, output, table.keys)
+    checked_order(table.name, table.order_by, output)
+    there = output.fieldNames()
+    if missing := [key for key in table.keys if key not in there]:
+        raise OutputMismatch(
+            f"the output for the PostgreSQL table {table.name} lacks {', '.join(missing)} of its keys",
+            "return the columns of the keys",
+        )
+    if table.schema is None:
+        return
+    wanted = {field.name: field.dataType.simpleString() for field in table.schema.fields}
+    found = {f.name: f.dataType.simpleString() for f in output.fields if not is_position(f)}
+    if wanted != found:
+        words = [
+            f"{name} {wanted.get(name, '(none)')}, not {found.get(name, '(none)')}"
+            for name in {**wanted, **found}
+            if wanted.get(name) != found.get(name)
+        ]
+        raise OutputMismatch(
+            f"the output for the PostgreSQL table {table.name} differs from its schema: {'; '.join(words)}",
+            "correct the schema or the function",
+        )
+
+
+def _postgres_output(start: SinkOpening, name: str, declared: PostgresTable) -> PostgresOutput:
+    require("postgres-sink", f"table {declared.name} of stream {start.stream.name}")
+    from streaming_jobs.sinks.postgres.output import PostgresOutput
+
+    stream = start.stream.name
+    return PostgresOutput(
+        declared,
+        _columns(start.stream, declared, start.outputs[name]),
+        _waiting(start.settings, start.stream),
+        stream,
+        start.generation,
+        start.settings.postgres,
+        start.lease,
+        before_commit=lambda batch: crash_point("transaction_open", stream, batch),
+    )
+
+
+def _looked_at(settings: Settings, stream: Stream) -> Iterator[PostgresSnapshot]:
+    if not stream.postgres_tables:
+        return
+    require("postgres-sink", f"stream {stream.name}")
+    from streaming_jobs.sinks.postgres.ledger import look
+
+    for declared in stream.postgres_tables.values():
+        exists, row = look(settings.postgres, stream.name, declared.name)
+        entry, owner = (None, None) if row is None else (row.entry, row.stream)
+        yield PostgresSnapshot(declared.ledger_name, declared.name, exists, entry, owner)
 
 
 def _snapshot(settings: Settings, stream: Stream, sink: KafkaSink, connection: Connection) -> TopicSinkSnapshot:

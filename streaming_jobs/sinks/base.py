@@ -205,26 +205,27 @@ class Companion:
 class SinkSet:
     """The sinks of one stream.
 
-    `topics` commit after every table but the primary one. With `topics_only`, the primary table only says what they
-    have. `companions` are in the order of their commits.
+    `external` are outside of the store of the tables: topics, and tables of a database. They commit after every table
+    but the primary one. With `batches_only`, the primary table only says what they have. `companions` are in the order
+    of their commits.
     """
 
     primary: Sink
     secondary: Sequence[Sink]
     dead_letters: DeadLetterSink
     companions: Sequence[Companion] = ()
-    topics: Sequence[Sink] = ()
-    topics_only: bool = False
+    external: Sequence[Sink] = ()
+    batches_only: bool = False
 
     @property
     def first(self) -> Sink:
-        """The sink of the function's first output: the primary one, if the stream does not write topics only."""
-        return self.topics[0] if self.topics_only else self.primary
+        """The sink of the function's first output: the primary one, if the stream writes Delta tables of its own."""
+        return self.external[0] if self.batches_only else self.primary
 
     @property
     def outputs(self) -> Sequence[Sink]:
         """The sinks of the function's outputs, in the order of `Stream.output_names`."""
-        return self.topics if self.topics_only else (self.primary, *self.secondary, *self.topics)
+        return self.external if self.batches_only else (self.primary, *self.secondary, *self.external)
 
     def counted_as(self, sink: Sink) -> str:
         """The name under which the primary table's entry counts the rows of another sink."""
@@ -235,7 +236,7 @@ class SinkSet:
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""
-        yield from (*self.secondary, *(each.sink for each in self.companions), self.dead_letters, *self.topics)
+        yield from (*self.secondary, *(each.sink for each in self.companions), self.dead_letters, *self.external)
 
     def __iter__(self) -> Iterator[Sink]:
         yield self.primary

@@ -1,4 +1,7 @@
-"""The primary table of a stream that writes topics only: a row for each batch and partition, with its offsets."""
+"""The primary table of a stream that writes no other Delta table: a ledger entry for each batch.
+
+For the topics of the stream, it has a row for each batch and partition, with its offsets.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class BatchesSink:
         self.table.sync()
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:  # noqa: ARG002 - of every sink
-        """The output as it is: it belongs to a topic."""
+        """The output as it is: it belongs to a sink outside of the store of tables."""
         return output
 
     def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PendingWrite:  # noqa: ARG002

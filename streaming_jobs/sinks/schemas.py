@@ -44,7 +44,7 @@ BATCHES = T.StructType(
         _column("records", T.LongType(), "its records there; others may lie among them"),
     ]
 )
-"""The columns of the primary table of a stream that writes topics only."""
+"""The columns of the primary table of a stream that writes no other Delta table."""
 
 QUARANTINE_FIELDS = (
     _column("_rules", T.ArrayType(T.StringType()), "the row rules that the row breaks"),

@@ -9,8 +9,8 @@
         assert [letter["reason"] for letter in test.dead_letters()] == ["malformed_json"]
 
 Planner, readers, decoder, rules, state, batches, ledger and Delta tables are the real ones. Kafka is replaced by topics
-in a file, and by topics in memory for those that the stream writes. So a test has nothing of a cluster: no log-in, no
-retention, no transaction that fails.
+in a file, and by topics in memory for those that the stream writes; PostgreSQL by tables in memory. So a test has
+nothing of a cluster or a database: no log-in, no retention, no transaction that fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.crash_points import POINTS
 from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
-from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks, SinkOpening
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.kafka.writer import Discarded, TopicRecords
 from streaming_jobs.sources.connection import Connection, remove_client_file
@@ -48,8 +48,11 @@ from streaming_jobs.testing.topic import FileClients, MemoryRecord, MemoryTopic,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from streaming_jobs.declare.postgres_table import PostgresTable
     from streaming_jobs.declare.topic_sink import KafkaSink
+    from streaming_jobs.sinks.postgres.rows import DiscardedTable
     from streaming_jobs.stream import KafkaTopic, Stream
+    from streaming_jobs.testing.postgres import MemoryPostgres
 
 ENDS_WITHIN = 120.0
 """Seconds that a run may take, before it fails."""
@@ -96,11 +99,19 @@ class MemoryTopicWriter(Discarded):
 
 
 @dataclass
-class MemoryTopicSinks(DiscardedTopicSinks):
-    """The topics of a stream in memory."""
+class MemorySinks(DiscardedSinks):
+    """The topics and the tables of PostgreSQL of a stream, in memory."""
 
     written: dict[str, list[WrittenRecord]] = field(default_factory=dict)
+    tables: dict[str, MemoryPostgres] = field(default_factory=dict)
     _writers: dict[str, MemoryTopicWriter] = field(default_factory=dict, init=False)
+
+    def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> DiscardedTable:
+        from streaming_jobs.testing.postgres import MemoryPostgres, MemoryPostgresOutput
+
+        judged = super().table(start, name, declared)
+        kept = self.tables.setdefault(declared.name, MemoryPostgres())
+        return MemoryPostgresOutput(declared, judged.schema, judged.folder, kept)
 
     def writer(self, sink: KafkaSink) -> Discarded:
         return self._writers.setdefault(sink.name, MemoryTopicWriter(self.written))
@@ -145,7 +156,7 @@ class StreamTest:
         self._sent: dict[str, dict[int, list[MemoryRecord]]] = {
             topic.name: {partition: [] for partition in range(partitions)} for topic in stream.topics
         }
-        self._sinks = MemoryTopicSinks()
+        self._sinks = MemorySinks()
         self._crash: str | None = None
         self._runs = 0
 
@@ -246,6 +257,15 @@ class StreamTest:
         except TableNotFoundError:
             return []
 
+    def postgres(self, table: str | None = None) -> list[dict[str, Any]]:
+        """The rows of a table of PostgreSQL, sorted by their columns; of the stream's only one if none is named."""
+        names = [each.name for each in self.stream.postgres_tables.values()] if table is None else [table]
+        if len(names) != 1:
+            named = ", ".join(names) or "(none)"
+            raise UsageError(f"stream {self.stream.name} writes the PostgreSQL tables {named}", "name one of them")
+        kept = self._sinks.tables.get(names[0])
+        return [] if kept is None else sorted(kept.rows(), key=_order)
+
     def dead_letters(self) -> list[dict[str, Any]]:
         """The dead letters, in the order of topic, partition and offset."""
         return self.rows(self.stream.dead_letters)
@@ -289,7 +309,7 @@ class StreamTest:
 
     def _run(self, topics: MemoryTopics, client: Path) -> None:
         connection = Connection(client, topics, topics, FileClients())
-        queries = SparkQueries(self.settings, connection=connection, topic_sinks=self._sinks)
+        queries = SparkQueries(self.settings, connection=connection, external=self._sinks)
         checked = queries.preflight(self.stream)
         pipelines: list[BatchPipeline] = []
         hooks = QueryHooks("available-now", threading.Event(), partial(self._built, pipelines), self._done)

@@ -25,6 +25,7 @@ from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import versions
 from streaming_jobs.verification.examination import VersionGone, still, version_at
 from streaming_jobs.verification.lineage import recorded
+from streaming_jobs.verification.postgres import compare_postgres
 from streaming_jobs.verification.records import LETTERS, Made, refused_rows
 from streaming_jobs.verification.state_evidence import ACCEPTED, outputs_of
 from streaming_jobs.verification.subject import QUARANTINED, Comparison, StreamTable, Subject
@@ -110,7 +111,8 @@ def verify_streams(
         for number, truth in enumerate(mine):
             tell(f"comparing stream {stream.name} with the truth, tables", number, len(mine))
             more.append(known.compare(truth))
-        comparisons = (*verdict.comparisons, *_without_truth(stream, truths), *more)
+        in_database = compare_postgres(settings, stream, verdict.coverage)
+        comparisons = (*verdict.comparisons, *_without_truth(stream, truths), *more, *in_database)
         verdicts.append(replace(verdict, comparisons=comparisons))
     return OverallVerdict(judged.records, tuple(verdicts)), readers
 
@@ -189,8 +191,8 @@ def _not_compared(stream: Stream, text: str, *, begun: bool) -> StreamVerdict:
 def _without_truth(stream: Stream, truths: Sequence[Truth]) -> list[Comparison]:
     known = {truth.table for truth in truths}
     text = "no truth is declared for it (`@truth`); --recompute compares with the stream's own function"
-    if stream.topics_only:
-        text = "it says where the batches lie in the topics that the stream writes"
+    if stream.batches_only:
+        text = "it has the ledger of the batches, and where they lie in the topics that the stream writes"
     return [
         Comparison(sink.name, "values", "not compared", text)
         for sink in stream.sinks.values()

@@ -15,8 +15,9 @@ import dagster as dg
 import pytest
 
 from orchestration.location import definitions
-from orchestration.sessions.definitions import table_assets, topic_assets
+from orchestration.sessions.definitions import postgres_assets, table_assets, topic_assets
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import ConfigurationError
@@ -81,6 +82,17 @@ def test_a_topic_that_a_stream_writes_comes_from_what_the_stream_reads() -> None
     assert not list(specs[dg.AssetKey(["kafka", "raw"])].deps)
     (batches, _) = table_assets(first, Settings.load(), "shop")
     assert batches.key == dg.AssetKey("first_batches")
+
+
+def test_a_table_of_postgresql_is_an_asset_that_comes_from_what_the_stream_reads() -> None:
+    table = PostgresTable("orders", keys=["customer"], schema={"customer": "string"}, owners=["team:shop"])
+    flow = Stream("flow", lambda raw: raw, {"raw": KafkaTopic("raw", value=Json(ORDER))}, {"orders": table})
+    (spec,) = postgres_assets(Topology.of([flow]), Settings.load())
+    assert (spec.key, spec.kinds) == (dg.AssetKey(["postgres", "orders"]), {"postgres"})
+    assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey(["kafka", "raw"])]
+    assert (spec.tags["recourse/stream"], spec.tags["recourse/mode"]) == ("flow", "upsert")
+    assert list(spec.owners) == ["team:shop"]
+    assert [column.name for column in spec.metadata["dagster/column_schema"].columns] == ["customer"]
 
 
 def test_tables_without_a_job_are_shown_and_cannot_be_started(defs: dg.Definitions) -> None:

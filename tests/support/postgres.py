@@ -65,15 +65,25 @@ class Postgres:
         """With the driver: SQLAlchemy 2.1 takes another one by default, which dagster-postgres does not install."""
         return f"{scheme}://{self.user}@/{database}?host={self.socket}"
 
-    def connect(self) -> Any:
-        return psycopg2.connect(self.url("postgres", "postgresql"))
+    def connect(self, database: str = "postgres") -> Any:
+        return psycopg2.connect(self.url(database, "postgresql"))
 
-    def execute(self, statement: str) -> None:
-        connection = self.connect()
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        connection = self.connect(database)
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(statement)
+        finally:
+            connection.close()
+
+    def rows(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        connection = self.connect(database)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(query)
+                return list(cursor.fetchall())
         finally:
             connection.close()
 
@@ -97,8 +107,8 @@ def _written(home: str, values: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def postgres_server() -> Iterator[Postgres]:
-    """A server with the tables of a Dagster instance in the database `TEMPLATE`; ended with the block."""
+def postgres_server(*, dagster: bool = True) -> Iterator[Postgres]:
+    """A server, ended with the block; with the tables of a Dagster instance in the database `TEMPLATE`."""
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
     bin_folder, user = programs(), "recourse"
     libraries = (
@@ -119,11 +129,8 @@ def postgres_server() -> Iterator[Postgres]:
             server = subprocess.Popen([str(bin_folder / "postgres"), "-D", str(data), *options], stderr=log, **common)
         found = Postgres(folder, user)
         _wait_for(found, server, folder / "log")
-        found.execute(f"CREATE DATABASE {TEMPLATE}")
-        with tempfile.TemporaryDirectory(prefix="dagster-home-") as home:
-            config = {"storage": {"postgres": {"postgres_url": found.url(TEMPLATE)}}}
-            with dg.DagsterInstance.from_config(_written(home, config)):
-                pass  # it creates the tables
+        if dagster:
+            _make_template(found)
         yield found
     finally:
         if server is not None:
@@ -133,6 +140,14 @@ def postgres_server() -> Iterator[Postgres]:
             except subprocess.TimeoutExpired:
                 server.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_template(server: Postgres) -> None:
+    server.execute(f"CREATE DATABASE {TEMPLATE}")
+    with tempfile.TemporaryDirectory(prefix="dagster-home-") as home:
+        config = {"storage": {"postgres": {"postgres_url": server.url(TEMPLATE)}}}
+        with dg.DagsterInstance.from_config(_written(home, config)):
+            pass  # it creates the tables
 
 
 def _unprivileged(folder: Path) -> dict[str, Any]:

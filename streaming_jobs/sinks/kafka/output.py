@@ -8,7 +8,6 @@ the executors write and the driver reads block by block; or, with shards, the ex
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streaming_jobs.declare.topic_sink import KafkaSink
-from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
@@ -27,6 +24,7 @@ from streaming_jobs.sinks.kafka.producer import Header
 from streaming_jobs.sinks.kafka.rows import BatchRecords, KnownTopics, RowBlock, RowJudge, fitted
 from streaming_jobs.sinks.kafka.sharded import ShardedWrite, ShardedWriter, prepare_shards
 from streaming_jobs.sinks.kafka.writer import Writer
+from streaming_jobs.sinks.waiting_rows import WaitingRows, listed, read
 from streaming_jobs.sources.record_blocks import FIRST_READ
 
 if TYPE_CHECKING:
@@ -115,22 +113,22 @@ class TopicOutput:
             count = _written(blocks)
             records = BatchRecords(judge, blocks, count, self.topics.ids, self.topics.smallest_batch)
             return TopicWrite(self.writer, records, table=table, rejected=judge.refused_rows())
-        scratch = self._written_files(frame, rows)
-        files = _listed(scratch)
-        count = _written(judge.blocks(_read(files)))
+        scratch = self.waiting.write(frame, rows)
+        files = listed(scratch)
+        count = _written(judge.blocks(read(files)))
         again = RowJudge(self.declared, self.topics, judge.fixed)
         repeated = _Repeated(partial(_blocks, again, files))
         records = BatchRecords(again, repeated, count, self.topics.ids, self.topics.smallest_batch)
         return TopicWrite(self.writer, records, scratch, rejected=judge.refused_rows())
 
     @property
-    def scratch(self) -> Path:
-        """The folder of the files in which large batches wait."""
-        return self.folder / _SCRATCH / self.declared.name
+    def waiting(self) -> WaitingRows:
+        """The files in which large batches wait."""
+        return WaitingRows(self.folder / _SCRATCH / self.declared.name)
 
     def remove_leftovers(self) -> None:
         """Remove the files of attempts that died."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.waiting.remove_leftovers()
 
     def close(self) -> None:
         self.writer.close()
@@ -141,12 +139,6 @@ class TopicOutput:
         numbers = (("stream", self.stream), ("generation", rows.generation), ("batch", rows.batch))
         headers: list[Header] = [(f"recourse.{name}", str(value).encode()) for name, value in numbers]
         return headers if rows.first_read is None else [*headers, (FIRST_READ, str(rows.first_read).encode())]
-
-    def _written_files(self, frame: DataFrame, rows: BatchOfRows) -> Path:
-        self.remove_leftovers()
-        target = self.scratch / f"g{rows.generation:04d}-b{rows.batch:09d}-{uuid.uuid4().hex[:8]}"
-        frame.write.parquet(str(target))
-        return target
 
 
 class _Repeated:
@@ -160,34 +152,9 @@ class _Repeated:
 
 
 def _blocks(judge: RowJudge, files: Sequence[Path]) -> Iterator[RowBlock]:
-    for block in judge.blocks(_read(files)):
+    for block in judge.blocks(read(files)):
         judge.refused.clear()  # they are dead letters already
         yield block
-
-
-def _listed(folder: Path) -> list[Path]:
-    """The files, in the order of the frame's partitions: Spark writes at least one, also of no rows."""
-    if files := sorted(folder.glob("part-*.parquet")):
-        return files
-    raise _gone(folder)
-
-
-def _read(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    """The rows of the files; raises TransientError if one of them is gone."""
-    for file in files:
-        try:
-            opened = pq.ParquetFile(file)
-        except FileNotFoundError as error:
-            raise _gone(file) from error
-        with opened:
-            yield from opened.iter_batches()
-
-
-def _gone(path: Path) -> TransientError:
-    return TransientError(
-        f"the rows of a batch, waiting in {path}, are gone: another driver of the stream, or a clean-up, removed them",
-        "the batch is repeated; if this comes back, look for a second driver, and for clean-ups of that folder",
-    )
 
 
 def _written(blocks: Iterable[RowBlock]) -> int:

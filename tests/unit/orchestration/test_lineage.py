@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from requests import HTTPError, Response
 
 from orchestration.lineage import Lineage, Position, client, send
-from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, Lookup, stream
+from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, Lookup, PostgresTable, stream
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import Status
 from streaming_jobs.state.stream_history import note_session_event
@@ -102,6 +102,29 @@ def test_a_topic_is_named_by_the_servers_of_its_own_cluster(settings: SettingsFa
     told = json.loads(Serde.to_json(event))
     assert [(one["namespace"], one["name"]) for one in told["inputs"]] == [("kafka://eu-1:9093", "orders")]
     assert ("kafka://embedded", "orders") in [(one["namespace"], one["name"]) for one in told["outputs"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "name"),
+    [
+        ("postgresql://me@db.example:5433/shop?sslmode=verify-full", "postgres://db.example:5433", "shop.sales.kept"),
+        ("postgresql://me@/?host=/run", "postgres://localhost:5432", "me.sales.kept"),
+    ],
+)
+def test_a_table_of_postgresql_has_the_name_that_its_other_readers_know(
+    settings: SettingsFactory, url: str, server: str, name: str
+) -> None:
+    home = settings({"postgres.url": url, "postgres.database_schema": "sales"})
+    topic = KafkaTopic("things", value=Json(StructType([StructField("n", LongType())])))
+
+    @stream(source=topic, sink=PostgresTable("kept"))
+    def kept(things: Any) -> Any:
+        """Rows of a topic, to a table of PostgreSQL."""
+
+    lay_sessions(home, (THEN, "started"), stream=kept.name)
+    ((event, _),) = Lineage(home, kept).since(Position())
+    outputs = [(each["namespace"], each["name"]) for each in json.loads(Serde.to_json(event))["outputs"]]
+    assert (server, name) in outputs
 
 
 def test_ends_are_told_apart(home: Settings) -> None:

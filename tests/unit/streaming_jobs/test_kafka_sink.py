@@ -30,12 +30,12 @@ def flow(name: str, reads: KafkaTopic, **sinks: Any) -> Stream:
     return Stream(name, lambda raw: raw, {"raw": reads}, sinks)
 
 
-def test_a_stream_of_topics_only_has_a_primary_table_of_its_batches() -> None:
+def test_a_stream_of_batches_only_has_a_primary_table_of_its_batches() -> None:
     @stream(source=RAW, sink=SINK)
     def clean(raw: Any) -> Any:
         return raw
 
-    assert clean.topics_only
+    assert clean.batches_only
     assert clean.output_names == ("orders",)
     assert (clean.primary.name, clean.secondary) == ("clean_batches", ())
     assert clean.table_names == ("clean_batches", "clean_dead_letters")
@@ -46,7 +46,7 @@ def test_a_stream_of_topics_only_has_a_primary_table_of_its_batches() -> None:
 def test_tables_and_topics_of_one_mapping_are_told_apart_and_a_table_is_primary() -> None:
     both = Stream("both", pairs, {"raw": RAW}, {"out": SINK, "orders": DeltaTable("orders")})  # type: ignore[dict-item]
     assert (list(both.sinks), list(both.topic_sinks)) == (["orders"], ["out"])
-    assert (both.primary.name, both.topics_only) == ("orders", False)
+    assert (both.primary.name, both.batches_only) == ("orders", False)
     assert both.output_names == ("orders", "out")
     assert both.outputs(raw="frame") == {"orders": "frame", "out": "frame"}  # type: ignore[arg-type]
     assert both.topic_sinks["out"].ledger_name == "topic:orders"

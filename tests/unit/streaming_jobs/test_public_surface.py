@@ -36,6 +36,7 @@ PUBLIC = [
     "Matches",
     "NotNull",
     "PermanentError",
+    "PostgresTable",
     "Protobuf",
     "Raw",
     "Record",

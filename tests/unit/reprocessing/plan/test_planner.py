@@ -13,14 +13,17 @@ from deltalake import DeltaTable as Opened
 from deltalake import Field, write_deltalake
 
 from reprocessing.explainer import explain
-from reprocessing.plan import first_bad_row
+from reprocessing.plan import first_bad_row, planner
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.journal import journal_of
-from reprocessing.plan.plan import Checks, StreamRecoveryPlan, moved
+from reprocessing.plan.plan import NO_CHECKS, Checks, StreamRecoveryPlan, moved
 from reprocessing.plan.plan_file import load, names
+from reprocessing.plan.planner import NotRebuilt
 from reprocessing.plan.snapshot import PlanningSnapshot, look_for_plan
 from reprocessing.plan.targets import Target
+from reprocessing.plan.void_records import CommittedOffsets
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
@@ -396,3 +399,16 @@ def test_code_that_is_only_hashed_by_the_next_scheme_is_no_deploy(life: Life, mo
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
     notes = life.plan_to(Target("batch", "3")).notes
     assert not [each for each in notes if "got new code" in each]
+
+
+def test_a_stream_that_writes_a_table_of_postgresql_makes_no_plan_and_the_way_out_is_named(life: Life) -> None:
+    snapshot = snapshot_of(life)
+    writing = replace(snapshot, stream=replace(snapshot.stream, postgres_tables={"orders": PostgresTable("orders")}))
+    with pytest.raises(NotRebuilt, match="REC-043 .* writes the PostgreSQL table orders") as refused:
+        plan_one(writing, Target("batch", "3"))
+    assert "Put a table right" in refused.value.next_step
+    request = planner.RecoveryRequest(writing, Target("batch", "3"), NO_CHECKS)
+    with pytest.raises(NotRebuilt, match="takes stream things along, and cannot") as refused:
+        planner._draft_along(request, None, {}, CommittedOffsets(life.settings))
+    assert "--leave things; after the recovery, declare a new stream" in refused.value.next_step
+    assert "--rebuild" not in refused.value.next_step, "it would be refused too"

@@ -28,7 +28,7 @@ def marker(batch: int, generation: int = 1) -> LedgerEntry:
 def writing(snapshot: StreamSnapshot, at: LedgerEntry | None, listed: Txn | None, **changes: Any) -> StreamSnapshot:
     """The snapshot of a stream that writes a topic too: where its marker is, and what the primary's entry lists."""
     sink = TopicSinkSnapshot(NAME, TOPIC, INFO, True, marker_topic="__recourse.s.orders", marker=at)
-    made = replace(snapshot, topic_sinks=(replace(sink, **changes),), topic_sinks_known=True)
+    made = replace(snapshot, topic_sinks=(replace(sink, **changes),), external_known=True)
     newest = next(t.entry for t in made.tables if t.name == PRIMARY)
     if newest is None or listed is None:
         return made
@@ -144,7 +144,7 @@ def test_a_topic_that_is_no_longer_written_is_missed() -> None:
     gone = replace(writing(settled(7), marker(7), Txn(1, 7)), topic_sinks=())
     (finding,) = check_start(gone)
     assert "no longer writes topic orders exactly once" in finding.found
-    assert check_start(replace(gone, topic_sinks_known=False)) == [], "a replay writes none, and looks at none"
+    assert check_start(replace(gone, external_known=False)) == [], "a replay writes none, and looks at none"
 
 
 def shards(*batches: int | None, declared: int = 2, marked: bool = True) -> dict[str, Any]:

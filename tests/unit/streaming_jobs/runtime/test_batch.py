@@ -383,7 +383,7 @@ def with_topic(driver: Driver, topic: Topic) -> Driver:
     topic.driver = driver
     sink = KafkaSink(KafkaTopic("numbers", value=Json(NUMBER)))
     driver.pipeline.stream = replace(parity, function=all_three, topic_sinks={"numbers": sink})
-    driver.pipeline.sinks = replace(driver.pipeline.sinks, topics=[topic])
+    driver.pipeline.sinks = replace(driver.pipeline.sinks, external=[topic])
     return driver
 
 
@@ -424,14 +424,14 @@ def test_a_batch_that_the_topic_has_is_not_sent_again_and_the_primary_still_says
 
 
 @pytest.mark.parametrize("has", [False, True])
-def test_the_plan_of_a_stream_of_topics_only_runs_even_if_they_have_the_batch(
+def test_the_plan_of_a_stream_of_batches_only_runs_even_if_they_have_the_batch(
     start: Start, topic: Topic, has: bool
 ) -> None:
     """Otherwise neither its state nor the counts of its records would be computed."""
     driver = with_topic(start(), topic)
     sinks = driver.pipeline.stream.topic_sinks
     driver.pipeline.stream = replace(parity, function=lambda things: things, sinks=sinks, topic_sinks={})
-    driver.pipeline.sinks = replace(driver.pipeline.sinks, secondary=[], topics_only=True)
+    driver.pipeline.sinks = replace(driver.pipeline.sinks, secondary=[], batches_only=True)
     if has:
         driver.disk.plan(0)
         topic.append(pa.table({"n": [1]}), replace(driver.disk.entry(0), table=NAME, code=driver.pipeline.code))

@@ -17,7 +17,7 @@ from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.declare.rules import NotNull
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.runtime.stream_sinks import DiscardedTopicSinks, make_tables, sinks_of, upkeep_of
+from streaming_jobs.runtime.stream_sinks import DiscardedSinks, SinkOpening, make_tables, sinks_of, upkeep_of
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -170,7 +170,7 @@ def allowed(flow: Stream, flows: list[str], *names: str) -> dict[str, list[str]]
     """By sink those of the names that its rows may go to."""
     connection = cast("Any", SimpleNamespace(topics=Lookup(), client=Path("client.json")))
     settings = Settings.load({"flows": flows})
-    opened = cast("list[TopicOutput]", DiscardedTopicSinks().open(settings, flow, 1, connection))
+    opened = cast("list[TopicOutput]", DiscardedSinks().open(SinkOpening(settings, flow, 1, connection)))
     return {sink.declared.name: [name for name in names if sink.topics[name]] for sink in opened}
 
 

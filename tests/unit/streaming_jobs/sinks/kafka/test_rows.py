@@ -199,7 +199,7 @@ def _staged(refused: int) -> tuple[SinkSet, dict[str, Any]]:
     rows = pa.table({"n": [*range(refused)]}) if refused else None
     judge = RowJudge(SINK, topics, [])
     write = TopicWrite(Discarded(), BatchRecords(judge, [], 5, {}, 1), rejected=rows)
-    return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), topics=[output]), {output.name: write}
+    return SinkSet(MemoryTable("p"), [], MemoryTable("letters"), external=[output]), {output.name: write}
 
 
 def test_dead_letters_say_how_many_rows_each_topic_refused_and_a_repetition_must_refuse_as_many() -> None:
