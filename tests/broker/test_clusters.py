@@ -118,6 +118,7 @@ def test_a_stream_reads_one_cluster_and_writes_both_and_another_reads_both_exact
         assert _shown(two.addresses[cluster], "shown.gathered", "halves") == _ends(two, cluster)
 
 
+@pytest.mark.long
 def test_a_recovery_voids_and_writes_records_in_both_clusters_and_is_taken_back(two: TwoClusters) -> None:
     two.run("split")
     two.run("gathered")
