@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +27,8 @@ from streaming_jobs.ledger.entry import TableVersion
 from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.sources.planner import share, up_to_step
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.storage.locations import StorePath, delta_options
 from streaming_jobs.storage.object_files import LocalFiles, ObjectHandle
 from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory, LookupPins, LookupReading, Lookups
 from streaming_jobs.table_sources.planner import RowBlocks
@@ -230,6 +233,34 @@ def test_the_parts_are_those_of_the_batchs_version_and_one_without_rows_for_an_e
         list(reading.read(parts[0]))
     running.plan(1, 20)
     assert len(reading.parts()) == 1 and rows() == []
+
+
+@pytest.mark.slow
+def test_table_checkpoint_and_versions_may_all_be_on_a_store(
+    settings: SettingsFactory, tables_on_a_store: dict[str, Any]
+) -> None:
+    home = settings({**tables_on_a_store, "state_dir": f"{tables_on_a_store['tables_dir']}-state"})
+    elsewhere = home.tables / "reference" / "rates"
+    assert isinstance(elsewhere, StorePath)
+    looking = stream(Lookup("rates", schema=COLUMNS, path=elsewhere.url))
+
+    def write(rate: int) -> None:
+        content = pa.table({"k": ["a"], "rate": [rate]})
+        write_deltalake(str(elsewhere), content, mode="overwrite", storage_options=delta_options(elsewhere))
+
+    write(1)
+    folder = StreamFolder.of(home, looking.name)
+    checkpoint = folder.checkpoint(1)
+    (checkpoint.folder / "offsets" / "0").write_bytes(b'v1\n{}\n{"things": {"0": 10}}')
+    tables = Lookups(looking, home).tables()
+    blocks = RowBlocks(DeltaSource("rates", schema=COLUMNS), tables["rates"].versions, "all")
+    for rate in (1, 2):
+        pins = LookupPins(1, checkpoint, folder.lookups, tables)
+        reading: LookupReading = pickle.loads(pickle.dumps(LookupReading("l", {}, blocks=blocks, pins=pins)))
+        [block] = [block for part in reading.parts() for block in reading.read(part)]
+        assert block.to_pylist() == [{"k": "a", "rate": 1}], "also after the table has changed"
+        write(rate + 1)
+    assert folder.lookups.read() is not None
 
 
 # Declarations.
