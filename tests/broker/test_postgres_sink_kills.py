@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from streaming_jobs.platform.broker import Broker
@@ -15,7 +13,7 @@ from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
-from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows, until
+from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows
 from tests.support.postgres import Postgres, postgres_server
 from tests.support.things import KEYS, expected_totals, thing
 from tests.support.topic_reader import committed
@@ -111,41 +109,3 @@ def check(settings: Settings, bootstrap: str, server: Postgres) -> None:
         assert [(counted,)] == server.rows(f"SELECT count(*) FROM {table}")
         (row,) = server.rows(f"SELECT stream, generation, batch FROM recourse_ledger WHERE table_name = '{table}'")
         assert row == (stream, 1, entries[-1].batch)
-
-
-def sleeps(pid: int) -> bool:
-    """True if the process is stopped."""
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
-@pytest.mark.timeout(600)
-def test_a_driver_that_is_paused_in_its_transaction_past_the_end_of_its_lease_is_refused(
-    fed: tuple[Settings, str], server: Postgres
-) -> None:
-    settings, bootstrap = fed
-    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=2000", "--streams", "pg_copied")
-    environment = {
-        "RECOURSE_POSTGRES__URL": settings.postgres.url,
-        "RECOURSE_POSTGRES__TRANSACTION_TIMEOUT": "3 seconds",
-        "RECOURSE_LEASE__KIND": "expiring",
-        "RECOURSE_LEASE__TTL": "4 seconds",
-    }
-    paused = driver(
-        settings,
-        bootstrap,
-        *arguments,
-        flows=FLOWS,
-        environment={**environment, "RECOURSE_CRASH": "pg_copied:transaction_open:1:stop"},
-    )
-    try:
-        until(lambda: sleeps(paused.pid), 120, "the pause")
-        code, output = finished(driver(settings, bootstrap, *arguments, flows=FLOWS, environment=environment))
-        assert code == 0, output[-3000:]
-        before = server.rows("SELECT epoch, batch FROM recourse_ledger")
-        os.kill(paused.pid, signal.SIGCONT)
-        _, output = finished(paused)
-    finally:
-        paused.kill()
-        paused.wait()
-    assert sorted(n for (n,) in server.rows("SELECT n FROM pg_copies")) == [*range(COUNT)], output[-3000:]
-    assert server.rows("SELECT epoch, batch FROM recourse_ledger") == before, "the older driver has changed nothing"
