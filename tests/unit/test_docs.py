@@ -113,7 +113,7 @@ def test_every_setting_says_what_it_means() -> None:
         if isinstance(section, type) and issubclass(section, BaseModel):
             for name, field in section.model_fields.items():
                 nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-                assert nested or field.description or name == "streams", f"{section.__name__}.{name}"
+                assert nested or field.description or name in ("streams", "clusters"), f"{section.__name__}.{name}"
 
 
 def test_the_unit_of_systemd_stops_a_session_at_a_batch_border_and_starts_it_again_only_where_that_may_help() -> None:
