@@ -285,7 +285,7 @@ def test_topics_are_created_only_on_a_broker_of_ours(
     settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created: Events = []
-    there = SimpleNamespace(names=lambda: {"things"}, create=lambda name, partitions: created.append(name))
+    there = SimpleNamespace(names=lambda cluster="": {"things"}, create=lambda name, partitions: created.append(name))
     monkeypatch.setattr("streaming_jobs.sources.topics.Topics.of", lambda *_: there)
     topology = SimpleNamespace(topics={"things": None, "thigns": None})
     with pytest.raises(SetupError, match="kafka:9092 has no topic thigns"):

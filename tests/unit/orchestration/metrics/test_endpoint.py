@@ -32,7 +32,7 @@ from orchestration.metrics.scrape import ScrapedHome, Scrapes, scrape
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
 from streaming_jobs.platform import extras
 from streaming_jobs.settings import Settings, load
-from streaming_jobs.state.status import write_status
+from streaming_jobs.state.status import TableAge, write_status
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
 from tests.support.waiting import wait_for
@@ -61,7 +61,9 @@ def get(url: str, **headers: str) -> tuple[int, str, str]:
 @pytest.fixture
 def home(settings: SettingsFactory) -> Settings:
     made = settings({"quality.free_disk_mb": 0})
-    write_status(made, replace(STATUS, state="stopped", trigger="available-now", heartbeat=time.time()))
+    now = time.time()  # the statuses of other tests are as old as their module
+    tables = {"orders": TableAge(now - 999, now - 30, 300.0)}
+    write_status(made, replace(STATUS, state="stopped", trigger="available-now", heartbeat=now, tables=tables))
     return made
 
 

@@ -70,7 +70,7 @@ def test_every_figure_that_an_operator_needs_first_is_on_the_dashboard() -> None
         "streams", "stream_state", "session_live", "failures_in_a_row", "code_info", "code_on_disk_differs",
         "lag_measured_age_seconds", "topic_lag_records", "foreign_transactions_open", "last_batch_records",
         "last_commit_age_seconds", "input_records_per_second", "processed_records_per_second",
-        "watermark_ahead_seconds",
+        "watermark_ahead_seconds", "state_skew",
     }  # fmt: skip
 
 
