@@ -17,6 +17,7 @@ from orchestration.bundle.job import Bundle
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
 from orchestration.sessions import definitions as sessions
+from orchestration.sessions.assets import table_keys
 from orchestration.sessions.child_run import session_executor
 from orchestration.sessions.configuration import FOUND, Configuration, beside
 from orchestration.sessions.health import HealthChecks
@@ -100,7 +101,7 @@ def location(
     specs = [spec for spec in of_home if spec.job in bundle.jobs]
     health = HealthChecks(list(topology.streams.values()), specs, settings, fault)
     others = [job for job in bundle.jobs if job.session is None]
-    tables = sessions.table_keys(topology, settings)
+    tables = table_keys(topology, settings)
     areas = dg.Definitions.merge(
         sessions.definitions(specs, topology, settings, fault, others, origin, executor),
         health.definitions(),

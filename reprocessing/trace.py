@@ -9,12 +9,9 @@ So the records of a batch are known; its rows of one record are known where the 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 from reprocessing.plan.history import has_present_rows
 from reprocessing.sample import sample
@@ -25,7 +22,7 @@ from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
-from streaming_jobs.state.ledger_file import RawLine
+from streaming_jobs.state.ledger_file import LineFields, RawLine
 from streaming_jobs.stream import Stream
 from streaming_jobs.verification.state_evidence import outputs_of
 
@@ -123,44 +120,24 @@ class Origin:
     read: tuple[Records, ...]
 
 
-class _Offsets(msgspec.Struct, gc=False):
-    start: dict[str, int]
-    end: dict[str, int]
-
-
-class _Line(msgspec.Struct, gc=False):
-    g: int
-    b: int
-    t: float
-    table: str
-    versions: dict[str, int]
-    offsets: dict[str, _Offsets]
-    rows: dict[str, int]
-    code: list[str]
-    written: list[tuple[str, str, int, int, int, int]] = []
-
-
-_DECODER = msgspec.json.Decoder(_Line)
-
-
 def trace(settings: Settings, topology: Topology, start: Records) -> Trace:
     """What became of some records; raises UsageError if no stream reads them."""
     names = sorted({source.name for stream in topology.streams.values() for source in stream.sources.values()})
     if start.name not in names:
         raise UsageError(f"no stream reads {start.name}", f"streams read {', '.join(names)}")
     found: list[TracedBatch] = []
-    waiting, seen = deque([start]), {start}
-    while waiting:
-        records = waiting.popleft()
+    step, seen = [start], {start}
+    while step:
+        further: list[Records] = []
         for stream in topology.streams.values():
-            for batch in _readings(settings, stream, records):
+            for batch in _readings(settings, stream, step):
                 if len(found) == MOST:
                     return Trace(start, tuple(found), complete=False)
-                alone = records is start and start.end == start.first + 1
+                alone = step == [start] and start.end == start.first + 1
                 found.append(_with_rows(settings, topology, stream, batch) if alone else batch)
-                further = [*batch.written, *(Records(t, 0, v, v + 1) for t, v in batch.versions.items())]
-                waiting.extend(each for each in further if each not in seen and each.name in names)
-                seen.update(further)
+                further += [*batch.written, *(Records(t, 0, v, v + 1) for t, v in batch.versions.items())]
+        step = [each for each in dict.fromkeys(further) if each not in seen and each.name in names]
+        seen.update(step)
     return Trace(start, tuple(found))
 
 
@@ -195,7 +172,7 @@ def places(settings: Settings, topology: Topology, table: str, where: str, most:
     assert stream is not None, "sample refuses a table that no stream writes"
     if table == stream.dead_letters:
         return _once(Records(r["topic"], r["partition"], r["offset"], r["offset"] + 1) for r in rows)
-    columns = _place_columns(settings, stream, table)
+    columns = _place_columns(settings, stream).get(table)
     if columns is None:
         raise UsageError(
             f"the rows of {table} do not say of which record each was made: they come from a state, from several "
@@ -216,7 +193,7 @@ def _written(value: Sequence[Any]) -> Records:
     return Records(written.topic, written.partition, written.first, written.end)
 
 
-def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, _Line]]:
+def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, LineFields]]:
     """The batches of a stream, newest first; of a batch that was repeated, the newer line."""
     seen: set[Txn] = set()
     for day in ledger_file(settings, stream.name).days(stream.name):
@@ -224,63 +201,72 @@ def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, _Line]
             if raw.txn in seen:
                 continue
             seen.add(raw.txn)
-            try:
-                yield raw, _DECODER.decode(raw.text)
-            except msgspec.DecodeError:  # damaged
-                continue
+            if (line := raw.fields()) is not None:
+                yield raw, line
 
 
-def _readings(settings: Settings, stream: Stream, records: Records) -> list[TracedBatch]:
-    """The batches that read some of these records, oldest first."""
-    if records.name not in {source.name for source in stream.sources.values()}:
+def _readings(settings: Settings, stream: Stream, step: Sequence[Records]) -> list[TracedBatch]:
+    """The batches that read some of these records, oldest first: one pass of the ledger for all of them."""
+    names = {source.name for source in stream.sources.values()}
+    wanted = [records for records in step if records.name in names]
+    if not wanted:
         return []
     record = stream_record.load(settings, stream.name)
     found = []
-    for raw, line in _lines(settings, stream):  # a partition that a short line leaves out has no records in it
-        offsets, partition = line.offsets.get(records.name), str(records.partition)
-        if offsets is None or partition not in offsets.end:
-            continue
-        read = records.within(offsets.start.get(partition, 0), offsets.end[partition])
-        if read is None:
-            continue
-        found.append(
-            TracedBatch(
-                stream=stream.name,
-                txn=raw.txn,
-                at=line.t,
-                code=line.code[0] if line.code else "",
-                read=read,
-                present=record is not None and has_present_rows(record.generations, raw.txn),
-                rows=line.rows,
-                versions=line.versions,
-                written=tuple(map(_written, line.written)),
-                primary=line.table,
-            )
-        )
-    return sorted(found, key=lambda batch: batch.at)
+    for raw, line in _lines(settings, stream):
+        for records in wanted:  # a partition that a short line leaves out has no records in it
+            offsets, partition = line.offsets.get(records.name), str(records.partition)
+            if offsets is None or partition not in offsets.end:
+                continue
+            read = records.within(offsets.start.get(partition, 0), offsets.end[partition])
+            if read is not None:
+                present = record is not None and has_present_rows(record.generations, raw.txn)
+                found.append(_traced(stream, raw.txn, line, read, present=present))
+    return sorted(found, key=lambda batch: (batch.at, batch.read.first))
 
 
-def _place_columns(settings: Settings, stream: Stream, table: str) -> tuple[str, str] | None:
-    """The columns of the record's partition and offset, if all versions of the code have the same."""
+def _traced(stream: Stream, txn: Txn, line: LineFields, read: Records, *, present: bool) -> TracedBatch:
+    return TracedBatch(
+        stream=stream.name,
+        txn=txn,
+        at=line.t,
+        code=line.code[0] if line.code else "",
+        read=read,
+        present=present,
+        rows=line.rows,
+        versions=line.versions,
+        written=tuple(map(_written, line.written)),
+        primary=line.table,
+    )
+
+
+def _place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, str]]:
+    """By table the columns of the record's partition and offset, where all versions of the code have the same."""
     if len(stream.sources) != 1 or stream.tables_read:
-        return None
-    made = outputs_of(settings.state, stream.name)
-    positions = {tables[table].position for tables in made.values() if table in tables}
-    return positions.pop() if len(positions) == 1 else None
+        return {}
+    made = outputs_of(settings.state, stream.name).values()
+    found: dict[str, tuple[str, str]] = {}
+    for table in (sink.name for sink in stream.sinks.values()):
+        positions = {tables[table].position for tables in made if table in tables}
+        if len(positions) == 1 and (position := positions.pop()) is not None:
+            found[table] = position
+    return found
 
 
 def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: TracedBatch) -> TracedBatch:
     """The batch with the rows of the record in each table whose rows have the record's place, and its dead letters."""
     if not batch.present:
         return batch
-    columns = {sink.name: _place_columns(settings, stream, sink.name) for sink in stream.sinks.values()}
     conditions = {
-        table: f'"{place[0]}" = {batch.read.partition} AND "{place[1]}" = {batch.read.first}'
-        for table, place in columns.items()
-        if place is not None
+        table: f'"{partition}" = {batch.read.partition} AND "{offset}" = {batch.read.first}'
+        for table, (partition, offset) in _place_columns(settings, stream).items()
     }
     placed = tuple(conditions)
-    quarantines = {kept: conditions[table] for table, kept in stream.quarantines.items() if table in conditions}
+    quarantines = {
+        kept: conditions[table]
+        for table, kept in stream.quarantines.items()
+        if table in conditions and batch.rows.get(f"{QUARANTINED}{table}")  # a rule may be newer than the batch
+    }
     letter = f"topic = '{batch.read.name}' AND partition = {batch.read.partition} AND \"offset\" = {batch.read.first}"
     letters = {stream.dead_letters: letter} if batch.rows.get("dead_letters") else {}
     made = {

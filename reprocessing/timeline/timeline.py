@@ -19,7 +19,7 @@ from reprocessing.timeline.marks import Mark, as_json, marks_of
 from streaming_jobs.ledger.entry import QUARANTINED, taken_out
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.state.ledger_file import RawLine
+from streaming_jobs.state.ledger_file import LineFields, RawLine
 from streaming_jobs.text.spelling import instant_words
 
 MOST = 1_000_000
@@ -35,26 +35,6 @@ _LINES = 26
 _RATE_OF = 10.0
 _SESSIONS = 4
 """Starts and ends of sessions per period that are lines of their own."""
-
-
-class _Offsets(msgspec.Struct, gc=False):
-    start: dict[str, int]
-    end: dict[str, int]
-
-
-class _Line(msgspec.Struct, gc=False):
-    g: int
-    b: int
-    t: float
-    table: str
-    versions: dict[str, int]
-    offsets: dict[str, _Offsets]
-    rows: dict[str, int]
-    code: list[str]
-    ms: int | None = None
-
-
-_DECODER = msgspec.json.Decoder(_Line)
 
 
 class BatchPoint(msgspec.Struct, frozen=True, gc=False):
@@ -113,9 +93,7 @@ def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = 
     for day in days:
         latest = 0.0
         for raw in reversed(day if last is None else day[-(last - len(points)) - _SPARE :]):
-            try:
-                line = _DECODER.decode(raw.text)
-            except msgspec.DecodeError:  # damaged
+            if (line := raw.fields()) is None:
                 continue
             latest = max(latest, line.t)
             if (last is not None or line.t >= since) and (line.g, line.b) not in points:
@@ -127,7 +105,7 @@ def of_days(days: Iterable[Sequence[RawLine]], since: float, last: int | None = 
     return ReadBatches(tuple(ordered[-enough:]), newest)
 
 
-def _point(line: _Line, raw: RawLine) -> BatchPoint:
+def _point(line: LineFields, raw: RawLine) -> BatchPoint:
     records = 0  # a partition that a short line leaves out has none
     for each in line.offsets.values():
         for partition, end in each.end.items():

@@ -29,6 +29,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import structlog
 
 from streaming_jobs.errors import RecourseError
@@ -64,6 +65,31 @@ class LedgerLine:
     seconds: float | None = None
 
 
+class ReadOffsets(msgspec.Struct, gc=False):
+    """The offsets that a batch read of one topic, by partition as text."""
+
+    start: dict[str, int]
+    end: dict[str, int]
+
+
+class LineFields(msgspec.Struct, gc=False):
+    """A line as it is in the file, decoded quickly: of a short one, the partitions alone that have moved."""
+
+    g: int
+    b: int
+    t: float
+    table: str
+    versions: dict[str, int]
+    offsets: dict[str, ReadOffsets]
+    rows: dict[str, int]
+    code: list[str]
+    ms: int | None = None
+    written: list[tuple[str, str, int, int, int, int]] = []
+
+
+_DECODER = msgspec.json.Decoder(LineFields)
+
+
 @dataclass(slots=True)
 class _DayLines:
     """The lines of a file, which are read on demand: a day has up to a million."""
@@ -95,6 +121,13 @@ class RawLine:
     @property
     def text(self) -> bytes:
         return self._lines.text(self._at)
+
+    def fields(self) -> LineFields | None:
+        """The line as it is in the file; None if it is damaged."""
+        try:
+            return _DECODER.decode(self.text)
+        except msgspec.DecodeError:
+            return None
 
     def value(self) -> dict[str, Any]:
         """The line with all partitions."""

@@ -47,7 +47,7 @@ class MemoryPostgresOutput(DiscardedTable):
     def newest_entry(self) -> LedgerEntry | None:
         return self.kept.newest
 
-    def take(self, entry: LedgerEntry, prepared: PreparedRows) -> None:
+    def write(self, entry: LedgerEntry, prepared: PreparedRows) -> bool:
         new = prepared.written
         if RESET_COLUMN in new.column_names:
             new = new.drop_columns([RESET_COLUMN])  # made again of all events
@@ -55,6 +55,7 @@ class MemoryPostgresOutput(DiscardedTable):
         rows = pa.concat_tables([*before, new], promote_options="default")
         self.kept.events = self._reduced(rows, prepared) if self.declared.keys else rows
         self.kept.newest = entry
+        return True
 
     def _reduced(self, rows: pa.Table, prepared: PreparedRows) -> pa.Table:
         if prepared.order.columns:

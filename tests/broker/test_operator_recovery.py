@@ -37,6 +37,8 @@ ERRORS = {
 }
 """What stands in the function, and the error in its place."""
 CI = ("hops", "unpaired")
+PROCESSORS = ("numbered", "just_before", "priced")
+"""The JVM's own worker of a processor imports the project's module, whose folder a warm JVM does not know."""
 
 
 class Project:
@@ -73,7 +75,7 @@ class Project:
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join([str(self.folder / "code"), str(ROOT)]),
         }
-        done = command(self.folder, environment, *arguments)
+        done = command(self.folder, environment, *arguments, prefix=("env",) if self.stream in PROCESSORS else ())
         assert done.returncode == code, (done.stdout, done.stderr)
         return done.stdout
 

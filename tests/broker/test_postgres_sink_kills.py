@@ -13,7 +13,7 @@ from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
-from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows
+from tests.support.driver import assert_chained, driver, finished, ledger, other_kills, produce, rows
 from tests.support.postgres import Postgres, postgres_server
 from tests.support.things import KEYS, expected_totals, thing
 from tests.support.topic_reader import committed
@@ -60,12 +60,7 @@ KILLS = (
     "pg_beside:secondary_committed:1",
     "pg_totals:secondary_committed:1",
 )
-MORE_KILLS = tuple(
-    f"{stream}:{point}:{batch}"
-    for stream in STREAMS.split(",")
-    for batch, point in enumerate((*POINTS, *TOPIC_POINTS))
-    if f"{stream}:{point}:{batch}" not in KILLS
-)
+MORE_KILLS = other_kills(STREAMS, KILLS)
 
 
 def test_every_point_of_a_batch_is_killed_at() -> None:

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from orchestration.location import definitions
-from orchestration.sessions.definitions import postgres_assets, table_assets, topic_assets
+from orchestration.sessions.assets import postgres_assets, table_assets, topic_assets
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.table_source import DeltaSource

@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.runtime.stream_runner import StreamRunner
@@ -213,3 +214,10 @@ def finished(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int,
         output, _ = process.communicate()
         raise AssertionError(f"the driver did not end within {seconds} s:\n{output[-3000:]}") from None
     return process.returncode, output
+
+
+def other_kills(streams: str, kills: Sequence[str]) -> tuple[str, ...]:
+    """A kill of each stream at each point of a batch that writes topics or databases too, without those in `kills`."""
+    points = (*POINTS, *TOPIC_POINTS)
+    each = (f"{stream}:{point}:{batch}" for stream in streams.split(",") for batch, point in enumerate(points))
+    return tuple(kill for kill in each if kill not in kills)

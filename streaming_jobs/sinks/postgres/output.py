@@ -12,43 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import PostgresSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, WriteLease
+from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.postgres.database import Database
 from streaming_jobs.sinks.postgres.ledger import DatabaseLedger, LedgerRow, has, refuse_older, refuse_other_stream
 from streaming_jobs.sinks.postgres.rows import JudgedTable, PreparedRows
 from streaming_jobs.sinks.postgres.statements import TableWriter
 from streaming_jobs.sinks.postgres.tables import ensure_tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-
-@dataclass
-class PostgresWrite(PendingWrite):
-    """Rows of one batch for one table; nothing of them is sent yet."""
-
-    output: PostgresOutput
-    prepared: PreparedRows
-
-    @property
-    def name(self) -> str:
-        return self.output.name
-
-    @property
-    def rows(self) -> int:
-        """The number of rows, deletes included."""
-        return int(self.prepared.written.num_rows)
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        """Write rows and entry once; the position's number, or None if the batch was there already."""
-        with self.writing():
-            wrote = self.output.write(entry, self.prepared)
-        return entry.txn.version if wrote else None
 
 
 @dataclass
@@ -106,10 +79,6 @@ class PostgresOutput(JudgedTable):
 
     def newest_entry(self) -> LedgerEntry | None:
         return self.newest
-
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> PostgresWrite:
-        prepared = self.judged(frame, rows)
-        return PostgresWrite(output=self, prepared=prepared, rejected=prepared.rejected)
 
     def write(self, entry: LedgerEntry, prepared: PreparedRows) -> bool:
         """Write the batch in one transaction with its entry; False if it is there already.

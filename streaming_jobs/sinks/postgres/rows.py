@@ -7,6 +7,7 @@ The engine is that of Delta tables (`sinks/delta/row_engine.py`): both kinds of 
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class PreparedRows:
 
 
 @dataclass
-class JudgedTable:
+class JudgedTable(ABC):
     """The columns and rows of a table's batches, without the database."""
 
     declared: PostgresTable
@@ -57,12 +58,21 @@ class JudgedTable:
     def name(self) -> str:
         return self.declared.ledger_name
 
-    def sync(self) -> None:
+    def sync(self) -> None:  # noqa: B027 - of every sink
         """Nothing: the database has synced what it has committed."""
 
     def fit(self, output: DataFrame, topics: Sequence[str]) -> DataFrame:
         """The output in the table's columns, and the place of each row's record."""
         return fitted(self.declared, self.schema, output, topics)
+
+    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> JudgedWrite:
+        """Compute and judge the rows; raises OutputMismatch as `judged` does."""
+        prepared = self.judged(frame, rows)
+        return JudgedWrite(output=self, prepared=prepared, rejected=prepared.rejected)
+
+    @abstractmethod
+    def write(self, entry: LedgerEntry, prepared: PreparedRows) -> bool:
+        """Write a batch with its entry; False if the table has the batch already."""
 
     def judged(self, frame: DataFrame, rows: BatchOfRows) -> PreparedRows:
         """Compute the rows; raises OutputMismatch for a key with several rows of which none is the last."""
@@ -94,6 +104,29 @@ class JudgedTable:
 
 
 @dataclass
+class JudgedWrite(PendingWrite):
+    """Judged rows of one batch for one table; none of them is written yet."""
+
+    output: JudgedTable
+    prepared: PreparedRows
+
+    @property
+    def name(self) -> str:
+        return self.output.name
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, deletes included."""
+        return int(self.prepared.written.num_rows)
+
+    def commit(self, entry: LedgerEntry) -> int | None:
+        """Write rows and entry once; the position's number, or None if the batch was there already."""
+        with self.writing():
+            wrote = self.output.write(entry, self.prepared)
+        return entry.txn.version if wrote else None
+
+
+@dataclass
 class DiscardedTable(JudgedTable):
     """Judges every row and writes none."""
 
@@ -111,32 +144,9 @@ class DiscardedTable(JudgedTable):
     def newest_entry(self) -> LedgerEntry | None:
         return None
 
-    def prepare(self, frame: DataFrame, rows: BatchOfRows) -> DiscardedWrite:
-        prepared = self.judged(frame, rows)
-        return DiscardedWrite(output=self, prepared=prepared, rejected=prepared.rejected)
-
-    def take(self, entry: LedgerEntry, prepared: PreparedRows) -> None:
-        """Nothing: a double of tests keeps them."""
-
-
-@dataclass
-class DiscardedWrite(PendingWrite):
-    """Rows that go nowhere."""
-
-    output: DiscardedTable
-    prepared: PreparedRows
-
-    @property
-    def name(self) -> str:
-        return self.output.name
-
-    @property
-    def rows(self) -> int:
-        return int(self.prepared.written.num_rows)
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        self.output.take(entry, self.prepared)
-        return entry.txn.version
+    def write(self, entry: LedgerEntry, prepared: PreparedRows) -> bool:  # noqa: ARG002
+        """True: nothing is kept; a double of tests keeps the rows."""
+        return True
 
 
 def _without_nul(rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:

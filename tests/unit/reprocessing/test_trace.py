@@ -15,7 +15,18 @@ from deltalake import write_deltalake
 
 from reprocessing import trace as traces
 from reprocessing.trace import Records, origins, places, trace
-from streaming_jobs import DeltaSource, DeltaTable, Json, KafkaSink, KafkaTopic, Stream, Topology, UsageError, stream
+from streaming_jobs import (
+    DeltaSource,
+    DeltaTable,
+    Json,
+    KafkaSink,
+    KafkaTopic,
+    NotNull,
+    Stream,
+    Topology,
+    UsageError,
+    stream,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -26,7 +37,11 @@ ORDERS = KafkaTopic("orders", value=Json({"id": "bigint"}))
 PARTS = KafkaTopic("parts", value=Json({"id": "bigint"}))
 
 
-@stream(source=ORDERS, sink={"rows": DeltaTable("clean"), "records": KafkaSink(PARTS, key="id")})
+@stream(
+    source=ORDERS,
+    sink={"rows": DeltaTable("clean"), "records": KafkaSink(PARTS, key="id")},
+    rules={"rows": [NotNull("id", on_fail="quarantine")]},
+)
 def clean(orders: Any) -> Any:
     return {"rows": orders, "records": orders}
 
@@ -135,12 +150,17 @@ def table(settings: Settings, name: str, *rows: Mapping[str, Any]) -> None:
 
 
 def test_the_rows_of_the_record_itself_are_shown_where_rows_have_the_place_of_theirs(settings: Settings) -> None:
-    lay(settings, clean, line(clean, 0, ("orders", 0, 10), rows=9))
+    counts = {"rows": {"written": 9, "quarantined:clean": 1}}
+    lay(settings, clean, replaced(line(clean, 0, ("orders", 0, 10)), counts))
     noted(settings, ["p", "o"])
     table(settings, "clean", {"id": 7, "p": 0, "o": 3}, {"id": 8, "p": 0, "o": 4}, {"id": 9, "p": 1, "o": 3})
+    kept = {"id": None, "p": 0, "o": 5, "_reasons": "id_not_null"}
+    table(settings, "clean_quarantine", kept, {**kept, "o": 6})
     (batch,) = trace(settings, TOPOLOGY, Records.parse("orders/0:3")).batches
     assert batch.placed == ("clean",) and batch.of_record == {"clean": ({"id": 7, "p": 0, "o": 3},)}
-    (without,) = trace(settings, TOPOLOGY, Records.parse("orders/0:5")).batches
+    (aside,) = trace(settings, TOPOLOGY, Records.parse("orders/0:5")).batches
+    assert aside.of_record == {"clean_quarantine": (kept,)}
+    (without,) = trace(settings, TOPOLOGY, Records.parse("orders/0:8")).batches
     assert without.placed == ("clean",) and without.of_record == {}
     assert [str(each) for each in places(settings, TOPOLOGY, "clean", "id >= 8", 20)] == ["orders/0:4", "orders/1:3"]
 
@@ -154,6 +174,8 @@ def test_the_rows_of_the_record_itself_are_shown_where_rows_have_the_place_of_th
 def test_a_dead_letter_is_the_record_s(settings: Settings) -> None:
     counts = {"rows": {"written": 9, "dead_letters": 1}}
     lay(settings, clean, replaced(line(clean, 0, ("orders", 0, 10)), counts))
+    noted(settings, ["p", "o"])
+    table(settings, "clean", {"id": 7, "p": 0, "o": 1})  # and no quarantine: its rule is newer
     letter = {"topic": "orders", "partition": 0, "offset": 3, "reason": "malformed_json"}
     table(settings, "clean_dead_letters", letter, {**letter, "offset": 4})
     (batch,) = trace(settings, TOPOLOGY, Records.parse("orders/0:3")).batches

@@ -11,7 +11,8 @@ import pytest
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import PostgresSnapshot, StreamSnapshot
-from tests.support.worlds import PRIMARY, STREAM, checkpoint_world, fresh, opened, settled, with_table
+from tests.support.worlds import PRIMARY, STREAM, fresh, settled, with_table
+from tests.unit.streaming_jobs.preflight.test_topic_sinks import BEHIND_OR_LEVEL
 
 NAME, TABLE = "postgres:orders", "orders"
 
@@ -31,28 +32,11 @@ def writing(snapshot: StreamSnapshot, at: LedgerEntry | None, listed: Txn | None
     return with_table(made, PRIMARY, entry=replace(newest, txns={**newest.txns, NAME: listed.version}))
 
 
-def in_flight() -> StreamSnapshot:
-    """Killed in batch 8: Spark has planned it, and no table has it."""
-    return replace(settled(7), checkpoint=checkpoint_world(8, 7))
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "at", "listed"),
-    [
-        (fresh(), None, None),
-        (opened(), None, None),
-        (opened(), marker(-1), None),
-        (settled(7), marker(-1), Txn(1, -1)),
-        (settled(7), marker(7), Txn(1, 7)),
-        (settled(7), marker(3), Txn(1, 3)),
-        (in_flight(), marker(7), Txn(1, 7)),
-        (in_flight(), marker(8), Txn(1, 7)),
-    ],
-)
+@pytest.mark.parametrize(("snapshot", "at", "listed"), BEHIND_OR_LEVEL)
 def test_a_ledger_where_it_should_be_lets_the_stream_start(
-    snapshot: StreamSnapshot, at: LedgerEntry | None, listed: Txn | None
+    snapshot: StreamSnapshot, at: int | None, listed: Txn | None
 ) -> None:
-    assert check_start(writing(snapshot, at, listed)) == []
+    assert check_start(writing(snapshot, None if at is None else marker(at), listed)) == []
 
 
 @pytest.mark.parametrize(

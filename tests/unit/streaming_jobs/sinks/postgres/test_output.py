@@ -26,7 +26,8 @@ from streaming_jobs.settings import PostgresSettings
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.postgres.database import DatabaseRefused, DatabaseUnavailable
 from streaming_jobs.sinks.postgres.ledger import look
-from streaming_jobs.sinks.postgres.output import PostgresOutput, PostgresWrite
+from streaming_jobs.sinks.postgres.output import PostgresOutput
+from streaming_jobs.sinks.postgres.rows import JudgedWrite
 from streaming_jobs.sinks.schemas import POSITION_FIELD
 from tests.support import ROOT
 from tests.support.postgres import Postgres, postgres_server
@@ -107,7 +108,7 @@ def entry(batch: int, *, generation: int = 1, end: int | None = None) -> LedgerE
     return LedgerEntry("batch", "flow", "postgres:t", generation, batch, ranges)
 
 
-def prepared(to: PostgresOutput, rows: pa.Table, batch: int = 0) -> PostgresWrite:
+def prepared(to: PostgresOutput, rows: pa.Table, batch: int = 0) -> JudgedWrite:
     return to.prepare(Frame(rows), BatchOfRows(to.generation, batch, True, ["things"]))  # type: ignore[arg-type]
 
 
