@@ -1,12 +1,13 @@
 """Apply, resume and abort plans. One operator at a time: each holds the plan's lock and its streams' leases.
 
-The journal lists the finished stages, so `resume` begins with the first unfinished one. The streams are stopped
-until the plan is over: their leases are held, and from the fence on the tables refuse every other start.
+The journal lists the finished stages, so `resume` begins with the first unfinished one. Streams that run are replayed
+and compared beside them first (`stages/beside.py`). Then they are stopped until the plan is over: their leases are
+held, and from the fence on the tables refuse every other start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reprocessing.explainer import explain
@@ -17,13 +18,15 @@ from reprocessing.plan.plan_file import only_operator
 from reprocessing.plan.registry import refuse_if_held, under_way
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.replay import staging
 from reprocessing.replay.difference import for_journal
 from reprocessing.report.page import page, report_of
+from reprocessing.stages.beside import can_run_beside, goal_of, stand_by, stand_down, streams_run, warm_spark
 from reprocessing.stages.publish import has_published
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
 from reprocessing.stages.reopen import abort
 from reprocessing.stages.replay import replay
-from reprocessing.stages.stages import Audit, Result, Stage, stages_of
+from reprocessing.stages.stages import Audit, CleanUp, Compare, Follow, Result, Stage, TakeSavepoint, stages_of
 from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
 from streaming_jobs.runtime.code_version import code_version
@@ -55,14 +58,15 @@ def recovery_of(
     return Recovery(settings, by_name, plan, topics, journal_of(settings, plan.id), events, replay, run_suite)
 
 
-def apply(recovery: Recovery) -> None:
+def apply(recovery: Recovery, *, stop_first: bool = False) -> None:
     """Carry out a plan that was not begun, or that only waits for confirmation.
 
-    Raises UsageError for a plan in any other state, and for an outdated plan.
+    Streams that run are replayed beside them before they stop, if their kind allows it; with `stop_first` they stop
+    before the replay. Raises UsageError for a plan in any other state, and for an outdated plan.
     """
     plan, outcome = recovery.plan, recovery.journal.outcome
     if outcome == "waits for confirmation":
-        resume(recovery)
+        resume(recovery, stop_first=stop_first)
         return
     if outcome != "planned":
         refuse_if_held(recovery.settings, plan)
@@ -76,11 +80,13 @@ def apply(recovery: Recovery) -> None:
     changes += [f"stream {name} reads its topics, and has begun since" for name in late]
     if changes:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")
-    resume(recovery)
+    resume(recovery, stop_first=stop_first)
 
 
-def resume(recovery: Recovery) -> None:
+def resume(recovery: Recovery, *, stop_first: bool = False) -> None:
     """Continue with the first stage that is not done; nothing is done twice. A published plan is left as it is.
+
+    A replay that has followed its running stream follows again until the stream is stopped, which it need not be yet.
 
     Raises UsageError if the plan was aborted, if a stream has another unfinished plan, or if the code has changed.
     """
@@ -101,12 +107,65 @@ def resume(recovery: Recovery) -> None:
     if recovery.journal.outcome == "published":
         let_start(recovery)
         return
-    with stopped_streams(recovery, check):
-        stages = stages_of(plan)
-        for number, stage in enumerate(stages, 1):
-            if recovery.journal.done(stage.name, stage.stream) is None:
-                _tell(recovery, StageBegun(number, len(stages), stage.name, stage.stream, stage.explain()))
-                _run(recovery, stage)
+    with only_operator(settings, plan.id):
+        check()
+        if _goes_beside(recovery, stop_first=stop_first):
+            _run_beside(recovery, check)
+            return
+        with stopped_streams(recovery, check):
+            _run_all(recovery, stages_of(plan))
+
+
+def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:
+    """Run the stages beside the streams, let the sessions prepare their next start, and only then stop the streams."""
+    stages = stages_of(recovery.plan, beside=True)
+    stop = next(number for number, stage in enumerate(stages) if isinstance(stage, TakeSavepoint))
+    follows = [stage for stage in stages if isinstance(stage, Follow)]
+    try:
+        with warm_spark(recovery):
+            if not recovery.journal.reached(TakeSavepoint.name):
+                _run_all(recovery, stages, stages[:stop], again=(Follow.name,))
+                stand_by(recovery)
+                _run_all(recovery, stages, follows, again=(Follow.name,))
+            with stopped_streams(recovery, check):
+                _run_all(recovery, stages)
+    finally:
+        if recovery.journal.done(CleanUp.name) is None:
+            stand_down(recovery)
+
+
+def explained(settings: Settings, streams: Mapping[str, Stream], plan: RecoveryPlan) -> str:
+    """The plan's text, with its stages in the order in which they would run now."""
+    beside = streams_run(settings, plan) and can_run_beside(plan, streams) is None
+    return explain(plan, beside=beside)
+
+
+def _goes_beside(recovery: Recovery, *, stop_first: bool) -> bool:
+    """True if the streams run until the replay has caught up, or have done so for this plan."""
+    begun = recovery.journal.reached(Follow.name)
+    if begun and recovery.journal.reached(TakeSavepoint.name):
+        return recovery.journal.done(Compare.name) is not None
+    if stop_first or not streams_run(recovery.settings, recovery.plan):
+        return False
+    reason = can_run_beside(recovery.plan, recovery.streams)
+    if reason is None and not begun and any(goal_of(context) is None for context in recovery.each()):
+        reason = "there is nothing to replay before their last batches"
+    if reason is not None:
+        recovery.events.tell(f"the plan's streams stop before the replay: {reason}")
+    return reason is None
+
+
+def _run_all(
+    recovery: Recovery, stages: Sequence[Stage], now: Sequence[Stage] | None = None, *, again: Iterable[str] = ()
+) -> None:
+    """Run the stages of `now` (None: all) that are not done, those of `again` also if they are."""
+    for number, stage in enumerate(stages, 1):
+        if now is not None and stage not in now:
+            continue
+        if stage.name in again or recovery.journal.done(stage.name, stage.stream) is None:
+            _tell(recovery, StageBegun(number, len(stages), stage.name, stage.stream, stage.explain()))
+            _run(recovery, stage)
+    if now is None:
         _report(recovery)
 
 
@@ -125,7 +184,7 @@ def _run(recovery: Recovery, stage: Stage) -> None:
         findings = stage.run(recovery)
     except Exception as error:
         failure: Result = {"error": str(error)[:500]}
-        if stage.name == Audit.name:  # so that a later report, of an abort for example, still shows them
+        if isinstance(stage, Audit):  # so that a later report, of an abort for example, still shows them
             failure = {**failure, "differences": for_journal(recovery.differences)}
         recovery.journal.write(stage.name, "failed", failure, stream=stage.stream)
         _report(recovery)
@@ -151,18 +210,21 @@ def give_up(recovery: Recovery) -> None:
                 )
 
     with only_operator(settings, plan.id):
-        if journal.outcome == "planned":  # nothing was begun, so no stream has to stop
+        begun = journal.outcome != "planned"
+        if not begun or (journal.reached(Follow.name) and not journal.reached(TakeSavepoint.name)):
+            for each in plan.streams if begun else ():  # their streams run, or would: there is only staging to remove
+                staging.clear(settings, each)
             journal.write("abort", "done")
             let_start(recovery)
             return
-    with stopped_streams(recovery, check):
-        journal.write("abort", "begun")
-        _crash_point(recovery, "recover_abort_begun")
-        generations = {context.stream.name: abort(context)["generation"] for context in recovery.each()}
-        _crash_point(recovery, "recover_abort_ran")
-        only = generations[plan.names[0]] if len(generations) == 1 else generations
-        journal.write("abort", "done", {"generation": only})
-        _report(recovery)
+        with stopped_streams(recovery, check):
+            journal.write("abort", "begun")
+            _crash_point(recovery, "recover_abort_begun")
+            generations = {context.stream.name: abort(context)["generation"] for context in recovery.each()}
+            _crash_point(recovery, "recover_abort_ran")
+            only = generations[plan.names[0]] if len(generations) == 1 else generations
+            journal.write("abort", "done", {"generation": only})
+            _report(recovery)
 
 
 def _has_changed(context: RecoveryContext) -> bool:

@@ -13,11 +13,12 @@ _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 
 
-def explain(plan: RecoveryPlan) -> str:
+def explain(plan: RecoveryPlan, *, beside: bool = False) -> str:
+    """The text of a plan; `beside`: its streams run, and will do so until the replay has caught up."""
     lines = [*_head(plan)]
     for each in plan.streams:
-        lines += [*_stream(each), "", *(_skipped if each.skips else _replayed)(each), ""]
-    return "\n".join([*lines, *_steps(plan), "", *_after(plan)]) + "\n"
+        lines += [*_stream(each), "", *(_skipped(each) if each.skips else _replayed(each, beside)), ""]
+    return "\n".join([*lines, *_steps(plan, beside), "", *_after(plan)]) + "\n"
 
 
 def _head(plan: RecoveryPlan) -> Iterator[str]:
@@ -86,7 +87,7 @@ def _state(plan: StreamRecoveryPlan) -> str:
     return f"kept from savepoint {plan.base.savepoint}"
 
 
-def _replayed(plan: StreamRecoveryPlan) -> Iterator[str]:
+def _replayed(plan: StreamRecoveryPlan, beside: bool) -> Iterator[str]:
     positions = {(t.name, p): t.earliest.get(p, 0) for t in plan.saw.topics for p in t.latest}
     yield f"  {'topic':<24} {'partition':>9} {'retained from':>13} {'target':>10} {'replay from':>11} {'end':>10}"
     for topic, partition, begin, end in plan.ranges():
@@ -100,7 +101,8 @@ def _replayed(plan: StreamRecoveryPlan) -> Iterator[str]:
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
     records = counted(plan.records, plan.unit)
-    yield f"  {records}{size} to replay; the stream stands still {time}, its tables stay readable"
+    still = "the stream runs meanwhile, and stands still for seconds at the end" if beside else None
+    yield f"  {records}{size} to replay; {still or f'the stream stands still {time}'}, its tables stay readable"
 
 
 def _from_archives(plan: StreamRecoveryPlan) -> Iterator[str]:
@@ -127,9 +129,9 @@ def _skipped(plan: StreamRecoveryPlan) -> Iterator[str]:
     yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 
-def _steps(plan: RecoveryPlan) -> Iterator[str]:
+def _steps(plan: RecoveryPlan, beside: bool) -> Iterator[str]:
     yield "  What will happen:"
-    for number, stage in enumerate(stages_of(plan), 1):
+    for number, stage in enumerate(stages_of(plan, beside=beside), 1):
         of_which = "" if stage.stream is None or len(plan.streams) == 1 else f"{stage.stream}: "
         yield f"  {number}. {stage.name:<19} {of_which}{stage.explain()}"
 

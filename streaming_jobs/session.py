@@ -174,11 +174,13 @@ class Session:
         queries: Queries | None = None,
         leases: Leases | None = None,
         patience: Patience | None = None,
+        standby: bool = False,
     ) -> None:
         """`answers`: stream -> the stop request that this start was made to end; `left_out`: those not started now.
 
         With `reasons` streams may start again, and the session may end in order to be restarted in place with newer
         code (`superseded`); with `children`, streams with newer code get processes of their own.
+        `standby`: none runs yet, and Spark is started for those left out.
         The defaults are Spark that is started here, queries over Kafka, and leases in the state folder.
         Raises ValueError for `replan` together with `queries`, which have their own.
         """
@@ -199,6 +201,7 @@ class Session:
         self.spark: SparkSession | None = None
         self.left_out = list(left_out)
         self.held: list[Lease] = []
+        self.standby = standby
         self._elsewhere: dict[str, tuple[float, bool]] = {}
         self.restarts = StreamRestarts(settings, self, reasons, children) if reasons is not None else None
         self.status_files = StatusFiles(settings)
@@ -219,7 +222,7 @@ class Session:
             at_end.callback(self._say_who_ended_it)
             try:
                 self._prepare(leases)
-                if any(not r.ended for r in self.running):
+                if self.standby or any(not r.ended for r in self.running):
                     with self.status_files.beating(self.running):
                         self._start_spark(leases)
                     self._loop()
@@ -286,7 +289,8 @@ class Session:
 
     def _spark_for(self, leases: Sequence[Lease]) -> tuple[str, list[int]]:
         """The name of the Spark session, and the descriptors that its JVM inherits."""
-        return "-".join(s.name for s in self.streams)[:80], [each for lease in leases for each in lease.inherited]
+        name = "-".join(s.name for s in self.streams or self.left_out)[:80]
+        return f"next-{name}" if self.standby else name, [each for lease in leases for each in lease.inherited]
 
     def _start_spark(self, leases: Sequence[Lease]) -> None:
         self.spark = self.runtime.start(*self._spark_for(leases))
@@ -436,7 +440,8 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
         if options.print_versions:
             print(as_line(versions(settings, streams)), end="")
             return 0
-        if not (selection := session_options.select(options, settings, streams, requests)).streams:
+        selection = session_options.select(options, settings, streams, requests)
+        if not (selection.streams or options.standby):
             log.info("all streams of this session are stopped on purpose")
             return 0
         reasons, children = supervision(options, settings, streams, selection, began, in_process=arguments is None)
@@ -450,6 +455,7 @@ def main(arguments: Sequence[str] | None = None, make: Callable[..., Session] = 
             reasons=reasons,
             children=children,
             left_out=selection.left_out if options.supervised else (),
+            **({"standby": True} if options.standby else {}),
         )
         session.signalled_by = "" if options.supervised else "a signal to its process"
         stop = session.stop_all

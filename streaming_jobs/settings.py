@@ -50,6 +50,7 @@ from streaming_jobs.settings_sections import (
     LeaseSettings,
     LocalPath,
     Names,
+    RecoverySettings,
     SavepointSettings,
     SparkSettings,
     StorageSettings,
@@ -178,6 +179,7 @@ class Settings(BaseSettings):
     topic_sink: TopicSinkSettings = TopicSinkSettings()
     postgres: PostgresSettings = PostgresSettings()
     savepoint: SavepointSettings = SavepointSettings()
+    recovery: RecoverySettings = RecoverySettings()
     lease: LeaseSettings = LeaseSettings()
     storage: StorageSettings = StorageSettings()
     dagster: DagsterSettings = DagsterSettings()

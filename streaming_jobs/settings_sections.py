@@ -563,6 +563,14 @@ class SavepointSettings(Section):
     max_mb: int = Field(10_240, ge=0, description="most MB of files that only a stream's savepoints hold; 0: no bound")
 
 
+class RecoverySettings(Section):
+    """The replay of a recovery while its stream runs."""
+
+    pace: float = Field(
+        0.5, gt=0, le=1, description="share of the time for which the replay works; the rest is the running streams'"
+    )
+
+
 class StorageSettings(Section):
     """The object store of URLs such as `s3://bucket/state`: how it is reached. Credentials are no settings: they come
     from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...), a

@@ -38,6 +38,7 @@ app = typer.Typer(no_args_is_help=True, help="Recover a stream after a bug.", ri
 WOULD_CHANGE = 10
 _DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
+StopFirst = Annotated[bool, typer.Option("--stop-first", help="Stop the stream before the replay instead of after it.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Publish, or skip, without asking.")]
 
 
@@ -85,12 +86,12 @@ def plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show what a recovery would do, and save it as a plan. The stream is not changed, and may keep running."""
-    from reprocessing.explainer import explain
+    from reprocessing.executor import explained
 
     call = invocation(context)
     request = PlanRequest.of_options(streams or (), options)
     made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
-    show(output, _value(made), lambda: print(explain(made), end=""))
+    show(output, _value(made), lambda: print(explained(call.settings, call.topology.streams, made), end=""))
     if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
 
@@ -161,21 +162,33 @@ def list_plans(context: typer.Context, output: OutputOption = Output.text) -> No
 
 
 @app.command(short_help="Carry a plan out.")
-def apply(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
-    """Carry a plan out. It asks before it publishes; a plan made for an older state of the stream is refused."""
+def apply(
+    context: typer.Context,
+    name: PlanName,
+    yes: Yes = False,
+    stop_first: StopFirst = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """Carry a plan out, beside the running stream. It asks before it publishes; an outdated plan is refused."""
     from reprocessing import executor
 
     _refuse_nobody(context, name, yes, commands.apply(name, yes=True))
-    _carry_out(context, name, yes, output, executor.apply)
+    _carry_out(context, name, yes, output, functools.partial(executor.apply, stop_first=stop_first))
 
 
 @app.command(short_help="Continue a plan that was interrupted.")
-def resume(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
+def resume(
+    context: typer.Context,
+    name: PlanName,
+    yes: Yes = False,
+    stop_first: StopFirst = False,
+    output: OutputOption = Output.text,
+) -> None:
     """Continue a plan with its first unfinished stage."""
     from reprocessing import executor
 
     _refuse_nobody(context, name, yes, commands.resume(name, yes=True))
-    _carry_out(context, name, yes, output, executor.resume)
+    _carry_out(context, name, yes, output, functools.partial(executor.resume, stop_first=stop_first))
 
 
 @app.command(short_help="Abandon a plan before it publishes.")
@@ -195,13 +208,12 @@ def abort(
 def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: OutputOption = Output.text) -> None:
     """Undo a published plan by a plan of its own, shown and then applied. Records that came since stay."""
     from reprocessing import executor
-    from reprocessing.explainer import explain
 
     call = invocation(context)
     _refuse_nobody(context, name, yes, commands.undo(name, yes=True))
     made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
-        print(explain(made), end="")
+        print(executor.explained(call.settings, call.topology.streams, made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
 
 

@@ -40,13 +40,15 @@ def launch_of(config: Mapping[str, Any]) -> Launch:
     """
     do: Action = config["do"]
     plan, pause, confirm = config["plan"], config["pause_before_publishing"], config["confirm"]
-    if pause and do in ("plan", "abort"):
-        raise UsageError(f"do: {do} publishes nothing", "leave pause_before_publishing out")
+    stop_first = config["stop_first"]
+    for name, chosen in (("pause_before_publishing", pause), ("stop_first", stop_first)):
+        if chosen and do in ("plan", "abort"):
+            raise UsageError(f"do: {do} publishes nothing", f"leave {name} out")
     if confirm and do != "plan_and_apply":
         raise UsageError(f"confirm goes with do: plan_and_apply, not with do: {do}", "leave it out")
     if do not in PLANNING:
         _refuse(config, do, plan)
-        return Launch(do, plan, pause=pause)
+        return Launch(do, plan, pause=pause, stop_first=stop_first)
     if plan:
         raise UsageError(
             f"do: {do} makes a new plan, and plan: {plan} names one",
@@ -55,7 +57,7 @@ def launch_of(config: Mapping[str, Any]) -> Launch:
     request = _request(config)
     if do == "plan_and_apply":
         _refuse_unconfirmed(request, confirm)
-    return Launch(do, request=request, pause=pause)
+    return Launch(do, request=request, pause=pause, stop_first=stop_first)
 
 
 def _refuse(config: Mapping[str, Any], do: Action, plan: str) -> None:
@@ -123,6 +125,9 @@ def schema(streams: Sequence[str]) -> dict[str, Any]:
             dg.Bool,
             default_value=False,
             description="stop when the rebuilt rows have been compared; do: apply publishes them then",
+        ),
+        "stop_first": dg.Field(
+            dg.Bool, default_value=False, description="stop the streams before their replay instead of after it"
         ),
         "confirm": dg.Field(
             dg.String, default_value="", description="only with do: plan_and_apply: the names of the streams, again"

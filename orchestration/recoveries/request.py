@@ -292,13 +292,14 @@ Action = Literal["plan", "apply", "plan_and_apply", "resume", "undo", "abort"]
 class Launch:
     """What a run of the job `recover` does: one action on a plan, or a request for a new one.
 
-    With `pause` it stops before anything is published.
+    With `pause` it stops before anything is published; with `stop_first` streams stop before their replay.
     """
 
     do: Action
     plan: str = ""
     request: PlanRequest | None = None
     pause: bool = False
+    stop_first: bool = False
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

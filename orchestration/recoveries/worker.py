@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from orchestration.recoveries.events import ChangedTable, Ended, Event, OffsetSpan, PlanShown, Progress, Said
 from orchestration.recoveries.request import Launch, carry_out, generations, make_requested, make_undo, topics_of
 from reprocessing import executor
-from reprocessing.explainer import explain
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.plan_file import folder, load, undos_of
@@ -34,18 +34,24 @@ class Worker:
 
     def run(self, launch: Launch) -> None:
         """Carry out a launch and report its end; raises the error of the planner or of the recovery."""
+        apply = partial(self._apply, stop_first=launch.stop_first)
         if launch.request is not None:
             made = make_requested(self.settings, self.topology, lambda: topics_of(self.settings), launch.request)
             if launch.do == "plan":
                 self._show(made)
                 self.emit(Ended(made.id, "planned"))
                 return
-            self._carry_out(made, self._apply, launch.pause)
+            self._carry_out(made, apply, launch.pause)
         elif launch.do == "undo":
-            self._carry_out(self._undo_of(launch.plan), self._apply, launch.pause)
+            self._carry_out(self._undo_of(launch.plan), apply, launch.pause)
         else:
-            act = {"apply": self._apply, "resume": executor.resume, "abort": executor.give_up}[launch.do]
-            self._carry_out(load(self.settings, launch.plan), act, launch.pause)
+            resume = partial(executor.resume, stop_first=launch.stop_first)
+            acts: dict[str, Callable[[Recovery], None]] = {
+                "apply": apply,
+                "resume": resume,
+                "abort": executor.give_up,
+            }
+            self._carry_out(load(self.settings, launch.plan), acts[launch.do], launch.pause)
 
     def _undo_of(self, name: str) -> RecoveryPlan:
         """The plan that undoes plan `name`: an unfinished undo, else a new one."""
@@ -54,14 +60,14 @@ class Worker:
                 return load(self.settings, undo)
         return make_undo(self.settings, self.topology, name)
 
-    def _apply(self, recovery: Recovery) -> None:
+    def _apply(self, recovery: Recovery, *, stop_first: bool) -> None:
         """Apply a plan, or continue it where it was cut off."""
         if recovery.journal.outcome != "applying":
-            executor.apply(recovery)
+            executor.apply(recovery, stop_first=stop_first)
             return
         last = recovery.journal.lines()[-1]
         self.emit(Said(f"plan {recovery.plan.id} was begun and is not over (stage {last.stage}); it continues there"))
-        executor.resume(recovery)
+        executor.resume(recovery, stop_first=stop_first)
 
     def _carry_out(self, plan: RecoveryPlan, act: Callable[[Recovery], None], pause: bool) -> None:
         self._show(plan)
@@ -92,9 +98,8 @@ class Worker:
 
     def _show(self, plan: RecoveryPlan) -> None:
         place = folder(self.settings, plan.id)
-        self.emit(
-            PlanShown(plan.id, explain(plan), plan.target, list(plan.names), str(place), plan.records, plan.undoes)
-        )
+        text = executor.explained(self.settings, self.topology.streams, plan)
+        self.emit(PlanShown(plan.id, text, plan.target, list(plan.names), str(place), plan.records, plan.undoes))
 
     def _compare(self, recovery: Recovery) -> bool:
         """Report what the audit found, once; returns True."""

@@ -82,6 +82,10 @@ class Journal:
     def begun(self, stage: str, stream: str | None = None) -> bool:
         return bool(self._of(stage, stream))
 
+    def reached(self, stage: str) -> bool:
+        """True if a stage was begun, of whichever stream."""
+        return any(line.is_of(stage) for line in self.lines())
+
     def _of(self, stage: str, stream: str | None) -> list[Line]:
         streams = (None, stream or self.stream)
         return [line for line in self.lines() if line.is_of(stage) and line.stream in streams]
@@ -102,7 +106,7 @@ class Journal:
         if not lines:
             return "planned"
         last = lines[-1]
-        if last.is_of("audit", "confirm") and last.state == "failed":
+        if last.is_of("audit", "confirm", "compare") and last.state == "failed":
             return "waits for confirmation" if NOT_CONFIRMED in str(last.found.get("error")) else "refused"
         return "applying"
 

@@ -25,7 +25,7 @@ from streaming_jobs.errors import OutputMismatch, PermanentError, PreflightRefus
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place, by_topic, ends_of
 from streaming_jobs.platform import spark
-from streaming_jobs.platform.runtime import LocalSpark
+from streaming_jobs.platform.runtime import LocalSpark, Runtime
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch_hooks import Replan
@@ -90,8 +90,8 @@ class ReplaySession:
 
     `ends` are the offsets that the replay has to reach on its way to its topics' ends; if it is `bounded`, sources read
     nothing past them. `generations` are those of the run that is repeated: its batches say what it looked up. `replan`
-    checks each batch before it runs. `topic_sinks` None: corrected records are written. `name` is the name of Spark's
-    log file, if it is not the stream's.
+    checks each batch before it runs. `external` None: corrected records are written. `name` is the name of Spark's
+    log file, if it is not the stream's. `runtime` is Spark that runs already, and stays.
     """
 
     settings: Settings
@@ -103,6 +103,7 @@ class ReplaySession:
     replan: Replan | None = None
     external: ExternalSinks | None = None
     name: str | None = None
+    runtime: Runtime | None = None
 
     def run(self, watch: Watch) -> ReplayResult:
         until = self.ends if self.bounded else None
@@ -114,7 +115,7 @@ class ReplaySession:
             external=self.external,
             lookups=first_run(self.archives.settings, self.stream, self.generations, self._begins()),
         )
-        runtime = None if self.name is None else LocalSpark(self.settings, launch=partial(_launch, self.name))
+        runtime = self.runtime or (None if self.name is None else spark_named(self.settings, self.name))
         session = Session(self.settings, [self.stream], trigger="available-now", queries=queries, runtime=runtime)
         over, raised = threading.Event(), list[RecourseError]()
         watcher = threading.Thread(target=_watch, args=(session, watch, over, raised), daemon=True)
@@ -153,8 +154,12 @@ def _watch(session: Session, watch: Watch, over: threading.Event, raised: list[R
                 session.stop_all.set()
 
 
-def _launch(log_name: str, settings: Settings, **options: Any) -> Launched:
-    """As `spark.launch`, which a session gives the name of its stream: the replay's log file has another name."""
+def spark_named(settings: Settings, log_name: str) -> LocalSpark:
+    """Spark whose log file has a name of its own: a session gives it that of its stream, which may run meanwhile."""
+    return LocalSpark(settings, launch=partial(launch_as, log_name))
+
+
+def launch_as(log_name: str, settings: Settings, **options: Any) -> Launched:
     return spark.launch(settings, **{**options, "name": log_name})
 
 

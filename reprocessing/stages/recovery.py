@@ -18,6 +18,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, decode
+from streaming_jobs.platform.runtime import Runtime
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
@@ -95,6 +96,8 @@ class Recovery:
     differences: list[Difference] = field(default_factory=list)
     leases: dict[str, WriteLease] = field(default_factory=dict)
     """The leases of the plan's streams, while the recovery holds them."""
+    warm: Callable[[], Runtime] | None = None
+    """Spark that stays from round to round of a replay beside its stream; None: each replay starts its own."""
 
     def of(self, stream: str) -> RecoveryContext:
         return RecoveryContext(
@@ -107,6 +110,7 @@ class Recovery:
             self.plan,
             self.written or self._of_the_broker,
             self.leases.get(stream),
+            self.warm,
         )
 
     @cached_property
@@ -128,6 +132,7 @@ class RecoveryContext:
     whole: RecoveryPlan
     written: WrittenTopics
     lease: WriteLease | None = None
+    warm: Callable[[], Runtime] | None = None
 
     @property
     def record(self) -> StreamRecord:
@@ -185,6 +190,11 @@ class RecoveryContext:
 
     def kept(self) -> Savepoint:
         return self.savepoint(self.result("take_savepoint")["savepoint"])
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The Spark of the next replay; None: it starts its own."""
+        return None if self.warm is None else self.warm()
 
     def result(self, stage: str) -> Mapping[str, Any]:
         result = self.journal.done(stage)

@@ -28,6 +28,7 @@ from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between
 from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table, remove_tables, store_of
@@ -57,7 +58,31 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     Raises PermanentError or TransientError, as the failure of the session was, and PermanentError for a replay that
     ended before the stream's last batch.
     """
-    began, plan, until = time.monotonic(), context.plan, context.plan.until
+    began, until = time.monotonic(), context.plan.until
+    outcome, records = run_to(
+        context,
+        context.kept().ends if until is None else until.ends,
+        border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
+        bounded=until is not None,
+    )
+    assert outcome.last is not None
+    return {
+        "batch": outcome.last.batch,
+        "seconds": round(time.monotonic() - began, 1),
+        "records": records,
+        "since": past_the_border(context, outcome.reached) if until is None else 0,
+        "ends": {topic: dict(ends) for topic, ends in outcome.reached.items()},
+    }
+
+
+def run_to(
+    context: RecoveryContext, ends: TopicOffsets, replan: Replan | None, *, bounded: bool
+) -> tuple[ReplayResult, int]:
+    """One session of the stream on its staging tables, to `ends` (`ReplaySession`), and the records replayed so far.
+
+    Raises PermanentError or TransientError, as the failure of the session was.
+    """
+    plan = context.plan
     # The replay has folders of its own; archives are where the stream's tables are.
     archives = Archives(context.settings, void_for(context))
     topics = (topic for topic in plan.saw.topics if not topic.continues)
@@ -66,21 +91,15 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
         context.replay_settings,
         context.stream,
         archives,
-        context.kept().ends if until is None else until.ends,
+        ends,
         [each for each in context.record.generations if each.number <= plan.saw.generation],
-        bounded=until is not None,
-        replan=border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
+        bounded=bounded,
+        replan=replan,
+        runtime=context.runtime,
     ).run(_ReplayWatch(context, void))
     if (failure := outcome.failure) is not None:
         raise failure.error(_next_step(plan.id, outcome, failure))
-    assert outcome.last is not None
-    return {
-        "batch": outcome.last.batch,
-        "seconds": round(time.monotonic() - began, 1),
-        "records": _read(plan, void, outcome.reached),
-        "since": past_the_border(context, outcome.reached) if until is None else 0,
-        "ends": {topic: dict(ends) for topic, ends in outcome.reached.items()},
-    }
+    return outcome, _read(plan, void, outcome.reached)
 
 
 def _next_step(plan: str, outcome: ReplayResult, failure: ReplayFailure) -> str:

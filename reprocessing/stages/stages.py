@@ -4,6 +4,8 @@ Each stage may be run again from its beginning after a kill; the journal keeps i
 stream, or to all of the plan's streams together: all streams are fenced before any is rebuilt, and nothing is published
 before everything that was rebuilt has been compared.
 
+    follow               each stream   beside the running stream: replays until little is left
+    compare              all streams   beside them: the audit of what was replayed, and the question
     take_savepoint       each stream   takes a savepoint of the stopped stream, for abort and undo
     fence                each          opens the new generation on every table, for this plan alone
     void_records         each          waits until no transaction is open in its topics; voids the wrong records
@@ -19,7 +21,8 @@ before everything that was rebuilt has been compared.
     clean_up             all           removes staging; the streams may start
 
 A stream that is rewound has prepare, replay, publish and switch_generation; if its recovery is bounded, add_later_rows
-and continue_generation. A stream that skips forward has skip. A stream that writes topics has void_records, and its
+and continue_generation. If the streams run meanwhile (`beside.py`), prepare, follow and compare come first, and the
+replay reads what is left. A stream that skips forward has skip. A stream that writes topics has void_records, and its
 replay appends the corrected records.
 """
 
@@ -37,6 +40,7 @@ from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.written_topics import GroupPosition, group_words
 from reprocessing.replay import staging
 from reprocessing.replay.difference import for_journal
+from reprocessing.stages.beside import follow, left_words, published_then
 from reprocessing.stages.bounded import (
     add_later_rows,
     combined,
@@ -60,7 +64,7 @@ from reprocessing.stages.void_ranges import (
     void_records,
 )
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
-from streaming_jobs.ledger.positions import OffsetRange, ends_of
+from streaming_jobs.ledger.positions import OffsetRange, decode, ends_of
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.sinks.stored import Content
@@ -108,20 +112,26 @@ class OfOneStream:
         return self.plan.stream
 
 
-def stages_of(plan: RecoveryPlan) -> tuple[Stage, ...]:
-    return tuple(_stages(plan))
+def stages_of(plan: RecoveryPlan, *, beside: bool = False) -> tuple[Stage, ...]:
+    """The stages in their order; `beside`: the streams run until take_savepoint."""
+    return tuple(_stages(plan, beside))
 
 
-def _stages(plan: RecoveryPlan) -> Iterator[Stage]:
+def _stages(plan: RecoveryPlan, beside: bool) -> Iterator[Stage]:
     rewound = [each for each in plan.streams if not each.skips]
     skipping = [each for each in plan.streams if each.skips]
+    if beside:
+        yield from map(Prepare, rewound)
+        yield from map(Follow, rewound)
+        yield Compare(tuple(rewound))
     yield from map(TakeSavepoint, plan.streams)
     yield from map(Fence, plan.streams)
     yield from (VoidRecords(each) for each in rewound if each.wrong_from)
-    yield from map(Prepare, rewound)
-    yield from map(Replay, rewound)
+    if not beside:
+        yield from map(Prepare, rewound)
+    yield from (Replay(each, beside) for each in rewound)
     yield from (AddLaterRows(each) for each in rewound if each.until is not None)
-    yield Audit(tuple(rewound), tuple(skipping)) if rewound else Confirm(tuple(skipping))
+    yield Audit(tuple(rewound), tuple(skipping), asks=not beside) if rewound else Confirm(tuple(skipping))
     yield from map(Publish, rewound)
     yield from map(Skip, skipping)
     yield from (SwitchGeneration(each) if each.until is None else ContinueGeneration(each) for each in rewound)
@@ -256,10 +266,34 @@ class Prepare(OfOneStream):
 
 
 @dataclass(frozen=True)
-class Replay(OfOneStream):
-    name: ClassVar[str] = "replay"
+class Follow(OfOneStream):
+    name: ClassVar[str] = "follow"
 
     def explain(self) -> str:
+        seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
+        records = counted(self.plan.records, self.plan.unit)
+        return (
+            f"replay {records} with code {self.plan.saw.code.hash} into staging tables while the stream runs{seconds}, "
+            "until little is left"
+        )
+
+    def run(self, recovery: Recovery) -> Result:
+        context = recovery.of(self.stream)
+        findings = follow(context)
+        staging.sync_all(context.settings, self.plan)
+        recovery.events.tell(f"  the replay is {left_words(context, decode(findings['ends']))}")
+        return findings
+
+
+@dataclass(frozen=True)
+class Replay(OfOneStream):
+    name: ClassVar[str] = "replay"
+    rest: bool = False
+    """The replay has followed the running stream, and reads what is left."""
+
+    def explain(self) -> str:
+        if self.rest:
+            return "replay what the stream has read since, to where it has stopped, and what came since"
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
         records = counted(self.plan.records, self.plan.unit)
         end = "" if self.plan.until is None else f", up to the end of batch {self.plan.until.batch} and no further,"
@@ -308,6 +342,7 @@ class Audit:
     stream: ClassVar[None] = None
     plans: tuple[StreamRecoveryPlan, ...]
     skipping: tuple[StreamRecoveryPlan, ...] = ()
+    asks: bool = True
 
     def explain(self) -> str:
         checks = dict.fromkeys(check.words() for plan in self.plans for check in checks_of(plan))
@@ -321,13 +356,13 @@ class Audit:
         for plan in self.plans:
             context = recovery.of(plan.stream)
             refuse_foreign(context.settings, context.stream, context.record)
-            rebuilt = RebuiltStream.of(context)
+            rebuilt = self._rebuilt(context)
             for check in checks_of(plan, recovery.run_suite):
                 refused = list(check.refusals(rebuilt))
                 refusals += refused
                 if check.words() and not refused:
                     recovery.events.tell(f"  passed: {check.words()}")
-            recovery.events.tell(_border_words(context))
+            recovery.events.tell(self._border_words(context))
             recovery.differences += rebuilt.differences
         _check_skips(recovery, self.skipping)
         if refusals:
@@ -335,8 +370,28 @@ class Audit:
                 "; ".join(refusals),
                 f"give it up, correct the function and plan again: {commands.abort(recovery.plan.id)}",
             )
-        _ask(recovery)
+        if self.asks:
+            _ask(recovery)
         return {"differences": for_journal(recovery.differences)}
+
+    def _rebuilt(self, context: RecoveryContext) -> RebuiltStream:
+        return RebuiltStream.of(context)
+
+    def _border_words(self, context: RecoveryContext) -> str:
+        return _border_words(context)
+
+
+@dataclass(frozen=True)
+class Compare(Audit):
+    """The audit beside the running streams, of the records that the replay has read so far."""
+
+    name: ClassVar[str] = "compare"
+
+    def _rebuilt(self, context: RecoveryContext) -> RebuiltStream:
+        return RebuiltStream(context, published_then(context), context.staged())
+
+    def _border_words(self, context: RecoveryContext) -> str:
+        return f"  compared as of batch {context.result(Follow.name)['batch']} of the running stream"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from reprocessing.plan.journal import OVER
-from reprocessing.plan.plan_file import only_operator
 from reprocessing.stages.bounded import publish_position
 from reprocessing.stages.publish import fenced_by
 from reprocessing.stages.recovery import Recovery, RecoveryContext
@@ -19,24 +18,23 @@ from streaming_jobs.state.requests import STOP
 
 @contextmanager
 def stopped_streams(recovery: Recovery, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the plan and its streams. `check` may refuse before the streams are stopped, and again under their leases.
+    """Hold the streams of a plan that is held. `check` may refuse before they are stopped, and under their leases.
 
     At the end the plan's stop requests are removed if no stream was fenced, or if the plan is over.
     """
     settings, plan = recovery.settings, recovery.plan
-    with only_operator(settings, plan.id):
-        check()
-        try:
-            for name in plan.names:
-                STOP.ask_for(settings, name, plan.id)
-            with _leases(recovery):
-                for context in recovery.each():
-                    repair(settings, context.stream, _reached(context))
-                check()
-                yield
-        finally:
-            if recovery.journal.outcome in OVER or not _has_fenced(recovery):
-                let_start(recovery)
+    check()
+    try:
+        for name in plan.names:
+            STOP.ask_for(settings, name, plan.id)
+        with _leases(recovery):
+            for context in recovery.each():
+                repair(settings, context.stream, _reached(context))
+            check()
+            yield
+    finally:
+        if recovery.journal.outcome in OVER or not _has_fenced(recovery):
+            let_start(recovery)
 
 
 def let_start(recovery: Recovery) -> None:

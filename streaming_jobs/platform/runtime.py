@@ -112,6 +112,11 @@ class LocalSpark:
         self._watch = _with_executors(self.settings, self._session, spark.profile(self.settings)["spark.master"])
         return self._session
 
+    @property
+    def session(self) -> SparkSession | None:
+        """The session, once it was started."""
+        return self._session
+
     def failure(self, patience: float = 0.0) -> TransientError | None:
         gone = jvm_gone(self.process, patience)
         return self._watch.failure() if gone is None and self._watch is not None else gone

@@ -32,6 +32,9 @@ log = structlog.get_logger()
 AGAIN = "--again"
 """Option of a session that follows on another in its process."""
 
+STANDBY = "--standby"
+"""Option of a session that starts Spark, and its streams when a recovery that will stop them is over."""
+
 _SIGNALS = "_SIGNALS_OF_THE_SESSION_BEFORE"
 """Names the descriptor of a pipe with the signals that arrived after the session before had last checked for them."""
 
@@ -62,7 +65,8 @@ def start(stop: threading.Event) -> None:
 
 def next_command(arguments: Sequence[str]) -> list[str]:
     """The command line of the next session, from that of this one."""
-    return [*arguments, *([] if AGAIN in arguments else [AGAIN])]
+    kept = [each for each in arguments if each != STANDBY]
+    return [*kept, *([] if AGAIN in arguments else [AGAIN])]
 
 
 def take_signals(stop: threading.Event) -> None:
@@ -109,6 +113,7 @@ class _Child:
     streams: tuple[str, ...]
     process: ChildProcess | None
     started: float
+    options: tuple[str, ...] = ()
     failures: int = 0
     again_at: float | None = None
     failed_for_good: int | None = None
@@ -159,10 +164,10 @@ class ChildSessions:
         """The streams of children that have failed for good: name -> exit code of the child."""
         return {name: code for child in self._children if (code := child.failed_for_good) for name in child.streams}
 
-    def start(self, streams: Sequence[str]) -> None:
-        """Start a child with these streams; they have stopped here, and their leases are free."""
+    def start(self, streams: Sequence[str], *options: str) -> None:
+        """Start a child with these streams; they have stopped here, and their leases are free, or it stands by."""
         self._children = [child for child in self._children if not set(child.streams).intersection(streams)]
-        child = _Child(tuple(streams), None, 0.0)
+        child = _Child(tuple(streams), None, 0.0, options)
         self._children.append(child)
         self._begin(child)
 
@@ -206,7 +211,8 @@ class ChildSessions:
                 child.process = None
 
     def _begin(self, child: _Child) -> None:
-        command = ChildCommand(command_for(self._command, child.streams), dict(os.environ), stdin=subprocess.PIPE)
+        arguments = [*command_for(self._command, child.streams), *child.options]
+        command = ChildCommand(arguments, dict(os.environ), stdin=subprocess.PIPE)
         child.started, child.again_at = self._clock(), None
         try:
             child.process = self._start(command)

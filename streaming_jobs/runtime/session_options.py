@@ -92,6 +92,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--respect-stop", action="store_true", help="leave out streams that were stopped on purpose")
     parser.add_argument("--asked-at", type=float, metavar="SECONDS", help="when this start was asked for, since 1970")
     parser.add_argument("--print-versions", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(child_sessions.STANDBY, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(child_sessions.AGAIN, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -126,6 +127,8 @@ def select(
     A start by a person ends earlier stop requests. A start by a supervisor, or by a session that restarts itself,
     respects them.
     """
+    if options.standby:  # a recovery will stop them: they start here when it is over
+        return Selection([], recovering=[stream.name for stream in streams], left_out=streams)
     if not (options.respect_stop or options.again):
         return Selection(streams, requests)
     recovering = [s.name for s in streams if STOP.for_recovery(settings, s.name)]

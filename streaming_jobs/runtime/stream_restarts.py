@@ -16,12 +16,12 @@ from typing import Protocol
 import structlog
 
 from streaming_jobs.errors import LeaseBusy, TransientError
-from streaming_jobs.runtime.child_sessions import ChildSessions
+from streaming_jobs.runtime.child_sessions import STANDBY, ChildSessions
 from streaming_jobs.runtime.code_watch import CodeWatch, DiskCode
 from streaming_jobs.runtime.session_options import Selection
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, configuration
-from streaming_jobs.state.requests import START, STOP
+from streaming_jobs.state.requests import READY, STAND_BY, START, STOP, StreamRequest, stands_by
 from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
@@ -176,7 +176,7 @@ class StreamRestarts:
     pending: frozenset[str] = field(default=frozenset(), init=False)
     """The streams that will start again here or beside it, once they have stopped: the session must not end before."""
     _as_of: dict[str, float] = field(default_factory=dict, init=False)
-    _seen: tuple[frozenset[str], float] = field(default=(frozenset(), 0.0), init=False)
+    _seen: dict[str, tuple[frozenset[str], float]] = field(default_factory=dict, init=False)
 
     @property
     def elsewhere(self) -> frozenset[str]:
@@ -187,11 +187,13 @@ class StreamRestarts:
         request = START.request(self.settings, stream)
         if request is not None and request.since <= self._since(stream):
             START.clear(self.settings, stream, request)
+        if (standing := STAND_BY.request(self.settings, stream)) is not None:
+            STAND_BY.clear(self.settings, stream, standing)
 
     @property
     def busy(self) -> bool:
         """True while the session must not end, even if none of its streams runs."""
-        return bool(self.pending) or (self.children is not None and self.children.alive)
+        return bool(self.pending or self._standing_by()) or (self.children is not None and self.children.alive)
 
     @property
     def failed_elsewhere(self) -> bool:
@@ -212,6 +214,7 @@ class StreamRestarts:
             log.info("the session restarts with the code on disk, in one process", streams=",".join(self.elsewhere))
             self._supersede()
             return
+        self._stand_by()
         due = self._due()
         by_name = {running.stream.name: running for running in self.streams.runners}
         ready, waiting = [], []
@@ -228,6 +231,24 @@ class StreamRestarts:
         self.pending = frozenset([*ready, *waiting])
         if ready and not waiting:
             self._start(ready, by_name)
+
+    def _standing_by(self) -> dict[str, StreamRequest]:
+        """The requests to stand by, of streams that do not run elsewhere."""
+        names = {running.stream.name for running in self.streams.runners} | self.reasons.left_out
+        found = {name: stands_by(self.settings, name) for name in sorted(names - self.elsewhere)}
+        return {name: request for name, request in found.items() if request is not None}
+
+    def _stand_by(self) -> None:
+        """Have Spark ready for streams that a recovery will stop: here, if this session has the code on disk."""
+        names = [name for name, request in self._standing_by().items() if request.who != READY]
+        if not names or self._still_changing(names, STANDBY):
+            return
+        if self.streams.can_start and self.reasons.same_code():
+            log.info("the session stands by for the end of a recovery", streams=",".join(names))
+            for name in names:
+                STAND_BY.ask(self.settings, name, READY)
+        elif self.children is not None:
+            self.children.start(names, STANDBY)
 
     def close(self) -> None:
         """End the processes of streams that run elsewhere, and stop watching the code."""
@@ -250,7 +271,7 @@ class StreamRestarts:
             log.info("the session restarts with the code on disk", streams=",".join(names))
             self._supersede()
             return
-        if self._still_changing(names):
+        if self._still_changing(names, START.name):
             return
         for name in here:
             if not by_name[name].detached:
@@ -293,12 +314,12 @@ class StreamRestarts:
         for name in names:
             self.reasons.forget(name)
 
-    def _still_changing(self, names: Sequence[str]) -> bool:
+    def _still_changing(self, names: Sequence[str], request: str) -> bool:
         """True until no further stream was added for a moment: the streams of one deploy share one process."""
-        now = self.clock()
-        if self._seen[0] != frozenset(names):
-            self._seen = frozenset(names), now
-        return now - self._seen[1] < TOGETHER
+        seen = self._seen.get(request)
+        if seen is None or seen[0] != frozenset(names):
+            seen = self._seen[request] = frozenset(names), self.clock()
+        return self.clock() - seen[1] < TOGETHER
 
     def _due(self) -> list[str]:
         names = {running.stream.name for running in self.streams.runners} | set(self.reasons.left_out)

@@ -1,7 +1,8 @@
 """Requests to stop and to start a stream: small objects by which any process asks the session that runs the stream.
 
-    <state>/<stream>/stop     its session stops it at a batch border
-    <state>/<stream>/start    whoever runs it, or would, starts it once more
+    <state>/<stream>/stop       its session stops it at a batch border
+    <state>/<stream>/start      whoever runs it, or would, starts it once more
+    <state>/<stream>/stand_by   its session has Spark ready for the next start, with the code on disk
 
 While `stop` exists, no supervisor starts the stream. A start by a person removes a request that is older than the
 start, once preflight has passed; a newer request holds. The request of a recovery is removed by that recovery alone,
@@ -11,6 +12,11 @@ when it is over.
 stops it at a batch border and starts it again; a session that has stopped it starts it; if none runs, the supervisor
 starts a session, also after an operator's stop or after a failure that it has given up on. Then the session removes the
 file. A stop request is stronger: while there is one, nobody starts the stream.
+
+`stand_by` is a recovery's, which will stop the stream for seconds: a session that has other code than that on disk
+starts another process, which loads it, starts Spark, answers by `READY` in place of `who`, and starts the stream once
+the stop request is gone. A session that has the code answers itself, and stays. The start removes the request; one
+that is older than `STANDS_BY` counts no longer.
 
 A request states what shall be, so that nothing is lost if whoever made it is killed, and making it twice has one
 effect. The file holds JSON: `who` made the request, in words, `plan` for a recovery, and an `id`, so that a repetition
@@ -49,9 +55,9 @@ class StreamRequest:
 
 @dataclass(frozen=True)
 class RequestFile:
-    """One kind of request; `STOP` and `START` are all there are."""
+    """One kind of request; `STOP`, `START` and `STAND_BY` are all there are."""
 
-    name: Literal["stop", "start"]
+    name: Literal["stop", "start", "stand_by"]
 
     def handle(self, settings: Settings, stream: str) -> ObjectHandle:
         return StreamFolder.of(settings, stream).request(self.name)
@@ -108,7 +114,16 @@ class RequestFile:
             self.clear(settings, stream, pending)
 
 
-STOP, START = RequestFile("stop"), RequestFile("start")
+STOP, START, STAND_BY = RequestFile("stop"), RequestFile("start"), RequestFile("stand_by")
+STANDS_BY = 1800.0
+"""Seconds for which a session stands by: a recovery that was killed does not keep one for ever."""
+READY = "ready"
+
+
+def stands_by(settings: Settings, stream: str) -> StreamRequest | None:
+    """The request to stand by that holds now."""
+    request = STAND_BY.request(settings, stream)
+    return request if request is not None and 0 <= time.time() - request.since < STANDS_BY else None
 
 
 def _content(who: str, at: float, **plan: str) -> bytes:

@@ -92,8 +92,8 @@ class StreamFolder:
         """The deploys of other code (`stream_history.py`)."""
         return ObjectHandle(self.files, "deploys.jsonl")
 
-    def request(self, name: Literal["stop", "start"]) -> ObjectHandle:
-        """The request to stop, or to start, also once more (`requests.py`)."""
+    def request(self, name: Literal["stop", "start", "stand_by"]) -> ObjectHandle:
+        """One kind of request to the session that runs the stream (`requests.py`)."""
         return ObjectHandle(polled(self.files), name)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from streaming_jobs.runtime.stream_restarts import RestartReasons
 from streaming_jobs.session import Session
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import acquire, holder, take
-from streaming_jobs.state.requests import STOP
+from streaming_jobs.state.requests import READY, STAND_BY, STANDS_BY, STOP, stands_by
 from streaming_jobs.stream import Stream
 from streaming_jobs.testing import MemoryLease, MemoryLeases
 from tests.support.sessions import Queries, marker, session_of
@@ -277,3 +278,61 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
     assert session._exit_code() == 0 and len(commands) == 2 and not session.restarts.busy
     other.lease.release()
     moved.lease.release()
+
+
+def test_a_session_with_other_code_starts_one_that_stands_by_for_the_end_of_a_recovery(home: Settings) -> None:
+    commands: list[ChildCommand] = []
+
+    def begin(command: ChildCommand) -> ChildProcess:
+        commands.append(command)
+        return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
+
+    children = ChildSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
+    session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch({"plain"})), children=children)
+    session.run()
+    running = session.running[0]
+    running.lease = acquire(home, "plain", purpose="session")
+    running.status.state = "running"
+    assert session.restarts is not None and not session.restarts.busy
+    now = [0.0]
+    session.restarts.clock = lambda: now[0]
+    STAND_BY.ask(home, "plain", "recovery plan plain-0001")
+    look(session)
+    assert not commands and session.restarts.busy, "perhaps a further stream comes at once; it must not end meanwhile"
+    now[0] = 1.0
+    look(session)
+    look(session)
+    (command,) = commands
+    assert command.arguments[-4:] == ["--streams", "plain", "--again", "--standby"] and not running.detached
+    assert stands_by(home, "plain") is not None, "the process that stands by answers, and its start removes it"
+    children._children[0].process.exit_code = 0  # type: ignore[union-attr,misc]
+    STAND_BY.clear(home, "plain", STAND_BY.request(home, "plain") or pytest.fail("it is gone"))
+    look(session)
+    assert len(commands) == 1 and not session.restarts.busy, "the recovery was given up: nothing has changed here"
+
+
+def test_a_session_with_the_code_on_disk_answers_that_it_stands_by_and_stays(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(home, [plain], reasons=RestartReasons(home, watch=Watch()))
+    session.run()
+    assert session.restarts is not None
+    session.spark = cast("Any", object())
+    session.restarts.clock = iter(range(10)).__next__
+    STAND_BY.ask(home, "plain", "recovery plan plain-0001")
+    look(session)
+    look(session)
+    request = stands_by(home, "plain")
+    assert request is not None and request.who == READY and session.restarts.busy
+    later_on = time.time() + STANDS_BY
+    with monkeypatch.context() as later:
+        later.setattr("time.time", lambda: later_on)
+        assert not session.restarts.busy, "a recovery that was killed keeps no session for ever"
+    session.restarts.started("plain")
+    assert STAND_BY.request(home, "plain") is None
+
+
+def test_a_session_that_stands_by_starts_none_of_its_streams_and_then_those_whose_recovery_is_over() -> None:
+    options = session_options.parse(["--streams", "plain", "--standby", "--again"])
+    selection = session_options.select(options, cast("Settings", None), [plain], {})
+    assert (selection.streams, selection.recovering, selection.left_out) == ([], ["plain"], [plain])

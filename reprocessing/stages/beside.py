@@ -1,0 +1,296 @@
+"""The part of a recovery that runs while its streams run: the replay catches up beside them, and is compared there.
+
+    prepare, follow, compare    the streams run, with the code that they have
+    take_savepoint ...          the streams stop, and the replay reads what is left
+
+The replay never overtakes the stream. Each round ends where a batch of the stream has ended, which is not its newest
+one: so the last round, after the stop, has a batch that ends where the published tables end, and begins where their
+last batch began. After a round, published and staging tables are of the same records, and can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from reprocessing.plan.plan import RecoveryPlan
+from reprocessing.replay.session import Border, launch_as
+from reprocessing.stages.recovery import Recovery, RecoveryContext
+from reprocessing.stages.replay import run_to
+from streaming_jobs.errors import PermanentError, PreflightRefused
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between, starts_of
+from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
+from streaming_jobs.platform.spark import Launched
+from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime.batch_hooks import Replan
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, remove_tables
+from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.lease import holder
+from streaming_jobs.state.requests import READY, STAND_BY
+from streaming_jobs.state.stream_folder import StreamFolder
+from streaming_jobs.stream import Stream
+from streaming_jobs.text import commands
+from streaming_jobs.text.spelling import counted
+
+CLOSE = 15.0
+"""A round of fewer seconds than this is the last one: what came meanwhile is read in no more."""
+_STALLED = 3
+"""Rounds in a row that are no shorter than the round before them: the replay cannot catch up."""
+_NEWEST = 20
+"""Batches of the stream among which one with records is looked for."""
+_NICENESS = 10
+"""That of the replay's JVM and Python processes: the running streams come first."""
+_LONGEST_PAUSE = 10.0
+_LOOK_EVERY = 0.2
+_PUBLISHED = "_published"
+_READY_WITHIN = 30.0
+"""Seconds for which the sessions of the streams may load the code and start Spark, while the streams run."""
+
+
+class CannotCatchUp(PermanentError):
+    """The replay of a recovery is no faster than its stream, so the stream would run ahead of it for ever.
+
+    Let the replay have more of the machine (`recover.pace`), or stop the stream first:
+    `recourse recover abort PLAN`, then `recourse recover apply PLAN --stop-first` of a new plan.
+    """
+
+    code = "REC-047"
+
+
+def can_run_beside(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> str | None:
+    """None if the plan's streams can run while they are replayed; otherwise the reason why they stop first, in words.
+
+    Records that a replay appends to a topic are read at once, so a stream that writes topics has to stand still.
+    """
+    for each in plan.streams:
+        stream = streams[each.stream]
+        if each.skips:
+            return "nothing is replayed"
+        if each.until is not None:
+            return "a bounded recovery adds the rows that the stopped stream has"
+        if stream.topic_sinks:
+            return f"stream {each.stream} writes topics"
+        if stream.tables_read:
+            return f"stream {each.stream} reads tables"
+    return None
+
+
+def streams_run(settings: Settings, plan: RecoveryPlan) -> bool:
+    """True if a session runs one of the plan's streams: only then is there something to keep fresh meanwhile."""
+    owners = (holder(settings, name) for name in plan.names)
+    return any(owner is not None and owner.purpose == "session" for owner in owners)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The end of a round: that of a batch of the stream, which began at `began`."""
+
+    batch: Txn
+    began: TopicOffsets
+    ends: TopicOffsets
+
+
+def goal_of(context: RecoveryContext) -> Goal | None:
+    """The newest batch with records that is not the stream's last one; None if the replay starts after it."""
+    lines = ledger_file(context.settings, context.stream.name).after(context.stream.name, None, at_most=_NEWEST)
+    batches = [line.entry for line in lines if line.entry.kind == "batch"]
+    for entry in batches[1:]:
+        if entry.generation == context.plan.saw.generation and any(each.records for each in entry.offsets):
+            goal = Goal(entry.txn, starts_of(entry.offsets), ends_of(entry.offsets))
+            return goal if _begins_before(context.plan.base.ends, goal.ends) else None
+    return None
+
+
+def _begins_before(begin: TopicOffsets, ends: TopicOffsets) -> bool:
+    begins = by_place(begin)
+    return all(begins.get(place, 0) <= end for place, end in by_place(ends).items()) and begin != ends
+
+
+def follow(context: RecoveryContext) -> Mapping[str, Any]:
+    """Replay in rounds until a round is short; returns the findings of the stage, also of a round that did nothing.
+
+    Raises CannotCatchUp, PreflightRefused if a recovery or a start anew has moved the stream meanwhile, and the
+    failure of a session.
+    """
+    began, rounds, stalled, before, records = time.monotonic(), 0, 0, float("inf"), 0
+    while True:
+        if (goal := goal_of(context)) is None:
+            raise PreflightRefused(
+                f"stream {context.stream.name} has no batch any more that its replay could follow",
+                f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
+            )
+        started = time.monotonic()
+        if _position(context) != by_place(goal.ends):
+            replan = Paced(_border(context, goal), context.settings.recovery.pace)
+            _, records = run_to(context, goal.ends, replan, bounded=True)
+            rounds += 1
+        took = time.monotonic() - started
+        if took < CLOSE:
+            break
+        stalled = stalled + 1 if took >= before else 0
+        if stalled == _STALLED:
+            raise CannotCatchUp(
+                f"the replay of stream {context.stream.name} does not catch up: the last rounds took longer each, "
+                f"{took:.0f} s at last",
+                f"raise recovery.pace ({context.settings.recovery.pace:g} now) and resume: "
+                f"{commands.resume(context.plan.id)}; or stop the stream first: "
+                f"{commands.resume(context.plan.id)} --stop-first",
+            )
+        before = took
+        context.events.tell(f"  follow: as far as {goal.batch}, in {took:.0f} s; once more")
+    return {
+        "generation": goal.batch.generation,
+        "batch": goal.batch.batch,
+        "ends": {topic: {str(p): end for p, end in each.items()} for topic, each in goal.ends.items()},
+        "rounds": rounds,
+        "records": records,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _position(context: RecoveryContext) -> dict[tuple[str, int], int] | None:
+    """Where the replay is, by its own checkpoint; None before its first batch."""
+    checkpoint = StreamFolder.of(context.replay_settings, context.stream.name).checkpoint(context.plan.generation)
+    last = checkpoint.last_committed
+    return None if last is None else by_place(checkpoint.end(last))
+
+
+def _border(context: RecoveryContext, goal: Goal) -> Replan | None:
+    """As in the replay after the stop: with state, a batch of the replay begins where that of the stream began."""
+    return Border.at(
+        goal.ends,
+        goal.began if context.plan.stateful else None,
+        context.stream,
+        context.replay_settings,
+        lambda: None,
+    )
+
+
+@dataclass
+class Paced:
+    """Pauses before each batch of a replay, so that it works for no more than a share of the time.
+
+    No pause is longer than ten seconds: a query that is to stop waits for it.
+    """
+
+    then: Replan | None
+    pace: float
+    _since: float | None = None
+
+    def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
+        if self._since is not None:
+            worked = time.monotonic() - self._since
+            time.sleep(min(worked * (1 / self.pace - 1), _LONGEST_PAUSE))
+        self._since = time.monotonic()
+        return self.then is not None and self.then(checkpoint, batch)
+
+
+def published_then(context: RecoveryContext) -> dict[str, StoredTable]:
+    """The published tables as they were after the batch up to which the replay has followed, as tables in staging."""
+    found = context.result("follow")
+    upto, tables = Txn(found["generation"], found["batch"]), {}
+    folder = context.beside(_PUBLISHED)
+    remove_tables(folder, context.stream)
+    for declared, _ in all_tables(context.stream):
+        table = existing_table(context.settings, declared, context.stream.name)
+        commits = (c for c in table.commits() if c.entry is not None and c.moves(context.stream.name))
+        at = next((c for c in commits if c.entry is not None and c.entry.txn <= upto), None)
+        content = table.no_rows() if at is None else table.content(at.version)
+        copied_table(context.replay_settings, folder, declared, context.stream.name, content)
+        tables[declared.name] = context.rebuilt_table(declared, _PUBLISHED)
+    return tables
+
+
+@contextmanager
+def warm_spark(recovery: Recovery) -> Iterator[None]:
+    """Within the block the replays of a recovery share one Spark, which the first of them starts, with low priority.
+
+    It ends with the block, and with this process.
+    """
+    started: list[LocalSpark] = []
+
+    def runtime() -> Runtime:
+        settings = recovery.each()[0].replay_settings
+        if started and started[0].failure() is not None:
+            started.pop().kill()
+        if not started:
+            name = f"replay-{recovery.plan.names[0]}"
+            begun = LocalSpark(settings, launch=partial(_with_low_priority, name))
+            try:
+                begun.start(name)
+            except BaseException:
+                begun.kill()
+                raise
+            started.append(begun)
+        return ExistingSpark(settings, started[0].session)
+
+    recovery.warm = runtime
+    try:
+        yield
+    except BaseException:
+        for each in started:
+            each.kill()
+        raise
+    else:
+        for each in started:
+            each.stop()
+    finally:
+        recovery.warm = None
+
+
+def _with_low_priority(log_name: str, settings: Settings, **options: Any) -> Launched:
+    """Launch the JVM from a thread of low priority: on Linux it, and what it starts, inherit that of the thread."""
+    launched: list[Launched] = []
+    failed: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            os.nice(_NICENESS)
+            launched.append(launch_as(log_name, settings, **options))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=launch, name="launch")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return launched[0]
+
+
+def stand_by(recovery: Recovery) -> None:
+    """Let the sessions of the streams prepare their next start, and wait for that; the replays follow meanwhile.
+
+    A session that nobody supervises does not answer, and starts nothing: then the wait ends at its deadline.
+    """
+    settings, deadline = recovery.settings, time.monotonic() + _READY_WITHIN
+    for name in recovery.plan.names:
+        STAND_BY.ask(settings, name, f"recovery plan {recovery.plan.id}")
+    while time.monotonic() < deadline:
+        requests = [STAND_BY.request(settings, name) for name in recovery.plan.names]
+        if all(request is None or request.who == READY for request in requests):
+            break
+        time.sleep(_LOOK_EVERY)
+
+
+def stand_down(recovery: Recovery) -> None:
+    """Withdraw the requests to stand by."""
+    for name in recovery.plan.names:
+        if (request := STAND_BY.request(recovery.settings, name)) is not None:
+            STAND_BY.clear(recovery.settings, name, request)
+
+
+def left_words(context: RecoveryContext, goal: TopicOffsets) -> str:
+    """The records that the stream has read past the goal, in words."""
+    lines = ledger_file(context.settings, context.stream.name).after(context.stream.name, None, at_most=1)
+    left = offsets_between(goal, ends_of(lines[0].entry.offsets)) if lines else 0
+    return f"{counted(left, context.plan.unit)} behind the stream"

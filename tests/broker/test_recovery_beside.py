@@ -1,0 +1,205 @@
+"""A recovery beside its running stream: readers see fresh rows all the while, and the result is that of right code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from orchestration.cli.demo import RIGHT, WRONG, Story
+from reprocessing.plan.journal import journal_of
+from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
+from streaming_jobs.platform.broker import Broker
+from streaming_jobs.settings import Settings
+from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.status import Status, read_status
+from tests.support.driver import until
+
+STREAMS = ("inventory", "low_stock")
+FIRST, COUNT = 20_000, 40_000
+PER_SECOND = 100
+FRESH_WITHIN = 45.0
+"""Seconds. On a quiet machine it is 5; where streams stop first, the replay and a start of Spark come on top."""
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def live(broker: Broker, tmp_path: Path) -> Iterator[Story]:
+    """The wrong code has read the first movements, and goes on reading those that keep coming."""
+    story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), COUNT)
+    topics = Topics.of(story.settings.kafka, story.bootstrap)
+    topics.create(TOPIC, PARTITIONS)
+    story.deploy(WRONG)
+    story.feed(story.all[:FIRST])
+    with session(story):
+        yield story
+    topics.delete(TOPIC)
+
+
+@contextmanager
+def session(story: Story) -> Iterator[subprocess.Popen[bytes]]:
+    """A supervised session with both streams, until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", "streams", "run", *STREAMS, "--trigger", "continuous"],
+        cwd=story.folder,
+        env=story.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=(story.folder / "session.log").open("wb"),
+        start_new_session=True,
+    )
+    groups = {process.pid}
+    try:
+        until(lambda: records(story) == FIRST and status(story, "low_stock").batch is not None, 120, "all movements")
+        groups |= {status(story, stream).pid for stream in STREAMS}
+        yield process
+        groups |= {status(story, stream).pid for stream in STREAMS}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        process.wait()
+
+
+def status(story: Story, stream: str = "inventory") -> Status:
+    return read_status(story.settings, stream) or Status(stream)
+
+
+def records(story: Story) -> int:
+    """The movements of the published table."""
+    if not (story.settings.tables / "inventory" / "_delta_log").is_dir():
+        return 0
+    return sum(int(row["movements"]) for row in story.rows("inventory"))
+
+
+@contextmanager
+def fed(story: Story) -> Iterator[Callable[[], int]]:
+    """Movements keep coming in the block; the function says how many there are."""
+    over, sent = threading.Event(), [FIRST]
+
+    def feed() -> None:
+        while sent[-1] < COUNT and not over.wait(0.5):
+            story.feed(story.all[sent[-1] : sent[-1] + PER_SECOND // 2])
+            sent.append(sent[-1] + PER_SECOND // 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        feeding = pool.submit(feed)
+        try:
+            yield lambda: sent[-1]
+        finally:
+            over.set()
+            feeding.result()
+
+
+@contextmanager
+def probed(story: Story) -> Iterator[list[float]]:
+    """Read the published table every 100 ms: the list gets the seconds of each time without more movements."""
+    over, found = threading.Event(), list[float]()
+
+    def probe() -> None:
+        seen, since = records(story), time.monotonic()
+        while not over.wait(0.1):
+            if (now := records(story)) != seen:
+                found.append(time.monotonic() - since)
+                seen, since = now, time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe)
+        try:
+            yield found
+        finally:
+            over.set()
+            probing.result()
+
+
+def settled(story: Story, generation: int) -> None:
+    """Wait until both streams go on in a generation."""
+
+    def at_work() -> bool:
+        found = [status(story, stream) for stream in STREAMS]
+        return all(each.generation == generation and each.state in ("running", "idle") for each in found)
+
+    until(at_work, 120, f"both streams in generation {generation}")
+
+
+def stages(story: Story, plan: str) -> list[str]:
+    return [line.stage for line in journal_of(story.settings, plan).lines() if line.state == "done"]
+
+
+def crashed(story: Story, point: str, *arguments: str) -> None:
+    """A command that is killed at a point of its recovery."""
+    environment = {**story.environment(), "RECOURSE_CRASH": f"inventory:{point}:0"}
+    done = story.command(story.folder, environment, *arguments)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_readers_see_fresh_rows_through_a_recovery_and_its_undo_and_an_abort_is_not_noticed(live: Story) -> None:
+    """Killed after the replay has caught up, given up, planned anew and published: one plan of two streams."""
+    before = {stream: status(live, stream) for stream in STREAMS}
+    with fed(live) as sent, probed(live) as gaps:
+        live.deploy(RIGHT)
+        plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
+        crashed(live, "recover_follow_ran", "recover", "apply", plan, "--yes")
+        live.recourse("recover", "abort", plan)
+        assert stages(live, plan) == ["prepare", "prepare", "abort"]
+        for stream, then in before.items():
+            now = status(live, stream)
+            assert (now.generation, now.begun_at, now.state in ("running", "idle")) == (1, then.begun_at, True)
+        plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
+        live.recourse("recover", "apply", plan, "--yes")
+        settled(live, 2)
+        done = stages(live, plan)
+        assert done.index("compare") < done.index("take_savepoint") < done.index("replay"), done
+        live.recourse("recover", "undo", plan, "--yes")
+        settled(live, 3)
+        undo = live.plan_of(*STREAMS, "--to-earliest", show=False)
+        live.recourse("recover", "apply", undo, "--yes", "--stop-first")
+        assert "follow" not in stages(live, undo)
+        settled(live, 4)
+    until(lambda: records(live) == sent(), 60, "the rest")
+    until(lambda: status(live, "low_stock").lag_records == 0, 60, "the rest of low_stock")
+    assert max(gaps[:-1]) < FRESH_WITHIN, sorted(gaps)
+    live.compare(sent(), right=True, low_stock=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "point",
+    [
+        "recover_prepare_ran",
+        "recover_follow_begun",
+        "recover_compare_ran",
+        "recover_take_savepoint_begun",
+        "recover_take_savepoint_ran",
+        "recover_fence_ran",
+        "recover_replay_begun",
+        "recover_replay_ran",
+        "recover_audit_ran",
+        "recover_publish_between",
+        "recover_publish_ran",
+        "recover_switch_generation_between",
+        "recover_switch_generation_ran",
+        "recover_clean_up_ran",
+    ],
+)
+def test_killed_anywhere_beside_the_stream_it_is_resumed_and_ends_the_same(live: Story, point: str) -> None:
+    with fed(live) as sent:
+        live.deploy(RIGHT)
+        plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
+        crashed(live, point, "recover", "apply", plan, "--yes")
+        live.recourse("recover", "resume", plan, "--yes")
+        settled(live, 2)
+    until(lambda: records(live) == sent(), 60, "the rest")
+    until(lambda: status(live, "low_stock").lag_records == 0, 60, "the rest of low_stock")
+    live.compare(sent(), right=True, low_stock=True)
