@@ -7,7 +7,8 @@ held, and from the fence on the tables refuse every other start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from reprocessing.explainer import explain
@@ -36,6 +37,9 @@ from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.storage.files import write_atomic
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
+
+_SHORT = 60.0
+"""Seconds of a replay for which a session stands by: longer ones would have it idle for as long."""
 
 
 def recovery_of(
@@ -112,7 +116,7 @@ def resume(recovery: Recovery, *, stop_first: bool = False) -> None:
         if _goes_beside(recovery, stop_first=stop_first):
             _run_beside(recovery, check)
             return
-        with stopped_streams(recovery, check):
+        with _standing_by(recovery), stopped_streams(recovery, check):
             _run_all(recovery, stages_of(plan))
 
 
@@ -121,14 +125,25 @@ def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:
     stages = stages_of(recovery.plan, beside=True)
     stop = next(number for number, stage in enumerate(stages) if isinstance(stage, TakeSavepoint))
     follows = [stage for stage in stages if isinstance(stage, Follow)]
-    try:
-        with warm_spark(recovery):
+    with warm_spark(recovery):
+        if not recovery.journal.reached(TakeSavepoint.name):
+            _run_all(recovery, stages, stages[:stop], again=(Follow.name,))
+        with _standing_by(recovery):
             if not recovery.journal.reached(TakeSavepoint.name):
-                _run_all(recovery, stages, stages[:stop], again=(Follow.name,))
-                stand_by(recovery)
                 _run_all(recovery, stages, follows, again=(Follow.name,))
             with stopped_streams(recovery, check):
                 _run_all(recovery, stages)
+
+
+@contextmanager
+def _standing_by(recovery: Recovery) -> Iterator[None]:
+    """Sessions of the streams prepare their next start before the block, if it will be over in a minute or so."""
+    plan = recovery.plan
+    short = all(each.skips or (each.seconds is not None and each.seconds < _SHORT) for each in plan.streams)
+    if streams_run(recovery.settings, plan) and (short or recovery.warm is not None):
+        stand_by(recovery)
+    try:
+        yield
     finally:
         if recovery.journal.done(CleanUp.name) is None:
             stand_down(recovery)

@@ -344,7 +344,8 @@ class Session:
         """Give up the leases of streams that have ended, and Spark too if the others run in their own processes."""
         elsewhere = self.restarts is not None and bool(self.restarts.elsewhere)
         attached = [running for running in self.running if not running.detached]
-        if elsewhere or not all(running.ended for running in attached):
+        stands_by = self.restarts is not None and bool(self.restarts.standing_by())
+        if elsewhere or stands_by or not all(running.ended for running in attached):
             for running in (each for each in attached if each.ended and not each.in_batch):
                 self.detach(running)
         if elsewhere and self.spark is not None and all(running.detached for running in self.running):

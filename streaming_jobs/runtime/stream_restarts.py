@@ -193,7 +193,7 @@ class StreamRestarts:
     @property
     def busy(self) -> bool:
         """True while the session must not end, even if none of its streams runs."""
-        return bool(self.pending or self._standing_by()) or (self.children is not None and self.children.alive)
+        return bool(self.pending or self.standing_by()) or (self.children is not None and self.children.alive)
 
     @property
     def failed_elsewhere(self) -> bool:
@@ -232,7 +232,7 @@ class StreamRestarts:
         if ready and not waiting:
             self._start(ready, by_name)
 
-    def _standing_by(self) -> dict[str, StreamRequest]:
+    def standing_by(self) -> dict[str, StreamRequest]:
         """The requests to stand by, of streams that do not run elsewhere."""
         names = {running.stream.name for running in self.streams.runners} | self.reasons.left_out
         found = {name: stands_by(self.settings, name) for name in sorted(names - self.elsewhere)}
@@ -240,7 +240,7 @@ class StreamRestarts:
 
     def _stand_by(self) -> None:
         """Have Spark ready for streams that a recovery will stop: here, if this session has the code on disk."""
-        names = [name for name, request in self._standing_by().items() if request.who != READY]
+        names = [name for name, request in self.standing_by().items() if request.who != READY]
         if not names or self._still_changing(names, STANDBY):
             return
         if self.streams.can_start and self.reasons.same_code():

@@ -42,6 +42,14 @@ class RawRecord(NamedTuple):
     value: bytes | None
     headers: Headers = ()
 
+    @classmethod
+    def of(cls, topic: str, partition: int, message: Message) -> RawRecord:
+        kind, at = message.timestamp()
+        offset = message.offset()
+        assert offset is not None
+        headers: Any = message.headers() or ()
+        return cls(topic, partition, offset, at if kind else None, message.key(), message.value(), headers)
+
 
 @dataclass(frozen=True)
 class CommittedPartition:
@@ -156,12 +164,7 @@ class CommittedReader:
         try:
             for number, start, end in wanted:
                 for message in self._messages(consumer, failures, number, start, end):
-                    kind, at = message.timestamp()
-                    offset = message.offset()
-                    assert offset is not None
-                    headers: Any = message.headers() or ()
-                    timestamp = at if kind else None
-                    yield RawRecord(self.name, number, offset, timestamp, message.key(), message.value(), headers)
+                    yield RawRecord.of(self.name, number, message)
         finally:
             consumer.close()
 

@@ -287,9 +287,7 @@ class OutsideReader(Background):
                     error = message.error()
                     if error is None:
                         topic = str(message.topic())
-                        place = (topic, int(message.partition() or 0), int(message.offset() or 0))
-                        record = RawRecord(*place, message.timestamp()[1], message.key(), message.value())
-                        self.records[topic].append(record)
+                        self.records[topic].append(RawRecord.of(topic, int(message.partition() or 0), message))
                     elif error.fatal() or error.name() == "_AUTO_OFFSET_RESET":
                         raise RuntimeError(f"the outside reader cannot continue: {error}")
         finally:

@@ -324,6 +324,9 @@ def test_a_session_with_the_code_on_disk_answers_that_it_stands_by_and_stays(
     look(session)
     request = stands_by(home, "plain")
     assert request is not None and request.who == READY and session.restarts.busy
+    session.running[0].lease = acquire(home, "plain", purpose="session")
+    session._detach_ended()
+    assert session.running[0].detached, "the recovery takes the lease, though the session stays"
     later_on = time.time() + STANDS_BY
     with monkeypatch.context() as later:
         later.setattr("time.time", lambda: later_on)
