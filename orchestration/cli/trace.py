@@ -10,7 +10,7 @@ import typer
 
 from orchestration.cli.options import invocation
 from orchestration.cli.sample import for_json, plain
-from orchestration.cli.text import Output, OutputOption, say, show
+from orchestration.cli.text import Output, OutputOption, show
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.spelling import counted, instant_words
 
@@ -64,34 +64,34 @@ def trace(
 
 def _print(found: Iterable[tuple[list[Origin], Trace]]) -> None:
     for made_by, traced in found:
-        say(str(traced.start))
+        print(str(traced.start))
         for origin in made_by:
             read = ", ".join(map(str, origin.read))
-            say(f"  written by stream {origin.stream}, {origin.txn}, code {origin.code}, of {read}, and of its state")
+            print(f"  written by stream {origin.stream}, {origin.txn}, code {origin.code}, of {read}, and of its state")
         for batch in traced.batches:
             _print_batch(batch)
         if not traced.batches:
-            say("  no batch that is still known has read it")
+            print("  no batch that is still known has read it")
         if not traced.complete:
-            say(f"  ... and more: these are the first {len(traced.batches):,} batches")
+            print(f"  ... and more: these are the first {len(traced.batches):,} batches")
 
 
 def _print_batch(batch: TracedBatch) -> None:
     now = "" if batch.present else "; replaced by a recovery"
-    say(f"  {batch.read} -> stream {batch.stream}, {batch.txn} at {instant_words(batch.at)}, code {batch.code}{now}")
+    print(f"  {batch.read} -> stream {batch.stream}, {batch.txn} at {instant_words(batch.at)}, code {batch.code}{now}")
     rows = batch.of_record or {}
     for table, version in batch.versions.items():
         count = batch.rows_of(table) or 0
         if count or table == batch.primary:
             of_record = f", {counted(len(rows.get(table, ())), 'row')} of the record" if table in batch.placed else ""
-            say(f"    table {table}, version {version}: {counted(count, 'row')} of the batch{of_record}")
+            print(f"    table {table}, version {version}: {counted(count, 'row')} of the batch{of_record}")
     for table, made in rows.items():
         for row in made:
-            say(f"      {table}: {_row(row)}")
+            print(f"      {table}: {_row(row)}")
     for written in batch.written:
-        say(f"    topic records {written}")
+        print(f"    topic records {written}")
     for what, count in batch.taken_out.items():
-        say(f"    {count:,} {what} in the batch")
+        print(f"    {count:,} {what} in the batch")
 
 
 def _row(row: Mapping[str, Any]) -> str:
