@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reprocessing.redrive.records import by_topic
 from reprocessing.redrive.refusals import check_plan
 from reprocessing.replay.session import replay_settings
+from streaming_jobs.declare.error_policy import LAYERS
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import DROPPED, LedgerEntry
 from streaming_jobs.platform.failures import classify
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 ENDS_WITHIN = 3600.0
 """Seconds that the run of one redrive may take."""
-BUDGET = "100 per hour"
-"""Records of one redrive on which the function may raise again: finding each costs some runs of the function."""
 
 
 @dataclass
@@ -119,11 +118,15 @@ def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
 
 
 def _judging(stream: Stream) -> Stream:
-    """The stream with an error policy that sets aside again what would stop it."""
-    policy, actions = stream.errors, {}
-    for layer in ("decode", "function", "write"):
-        actions[layer] = "dead_letter" if getattr(policy, layer) == "fail" else getattr(policy, layer)
-    return replace(stream, errors=replace(policy, **actions, budget=BUDGET if actions["function"] else None))
+    """The stream with an error policy that sets aside again what would stop it.
+
+    Without a budget of the stream's, the default one holds: each record on which the function raises costs some runs.
+    """
+    policy = stream.errors
+    actions: dict[str, Any] = {
+        layer: "dead_letter" if getattr(policy, layer) == "fail" else getattr(policy, layer) for layer in LAYERS
+    }
+    return replace(stream, errors=replace(policy, **actions, budget=None))
 
 
 def _wait(query: RunningQuery) -> None:
@@ -144,8 +147,8 @@ def _made(target: Settings, stream: Stream, entries: Sequence[LedgerEntry]) -> M
     for entry in entries:
         for name, number in entry.rows.items():
             if name.startswith(DROPPED) and number:
-                table = name.removeprefix(DROPPED)
-                made.dropped[table] = made.dropped.get(table, 0) + number
+                of = name.removeprefix(DROPPED)
+                made.dropped[of] = made.dropped.get(of, 0) + number
     return made
 
 

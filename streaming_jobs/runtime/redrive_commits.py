@@ -39,13 +39,14 @@ def carry_out_redrives(requests: RedriveRequests, tables: Mapping[str, StoredTab
         log.info("redrive", stream=request.stream, table=request.table, redrive=request.id, state=ended.state)
 
 
-def refuse_unfinished(requests: RedriveRequests) -> None:
+def refuse_begun(requests: RedriveRequests) -> None:
     """Raise TransientError while a redrive is begun: a table may have its rows, and another one not."""
     for each in requests.waiting():
         if each.state == "committing":
             raise TransientError(
                 f"redrive {each.id} of stream {each.stream} is not in all of its tables yet",
-                f"see the stream's log; to carry it on while the stream is stopped: {commands.redrive(each.stream)}",
+                "see the stream's log; to carry it on while the stream is stopped: "
+                f"{commands.redrive(each.stream, dry_run=True)}",
             )
 
 

@@ -18,7 +18,7 @@ import structlog
 
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.runtime.crash_points import crash_point
-from streaming_jobs.runtime.redrive_commits import carry_out_redrives, refuse_unfinished
+from streaming_jobs.runtime.redrive_commits import carry_out_redrives, refuse_begun
 from streaming_jobs.sinks.sliced import SliceOutdated, sliced
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.state.redrive_requests import RedriveRequests
@@ -63,7 +63,7 @@ class SliceCommits:
                     batch.in_batch = True
                     try:
                         self._commit()
-                        refuse_unfinished(self.redrives)
+                        refuse_begun(self.redrives)
                     finally:
                         batch.in_batch = False
                 batch(frame, number)
