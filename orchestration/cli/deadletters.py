@@ -150,19 +150,10 @@ def replay_quarantined(
     _replay(context, stream, "quarantine", choice, table, limit, wait_commit, output, dry_run=dry_run)
 
 
-def _choice(
-    older: str | None,
-    newer: str | None,
-    reason: str | None,
-    rule: str | None,
-    error: str | None,
-    offsets: list[str] | None,
-) -> Choice:
-    from reprocessing.redrive.selection import Choice, OffsetChoice
-    from streaming_jobs.text.durations import parse_duration
+def _choice(*texts: Any) -> Choice:
+    from reprocessing.redrive.selection import choice
 
-    before, since = (None if text is None else parse_duration(text).total_seconds() for text in (older, newer))
-    return Choice(before, since, reason, rule, error, tuple(map(OffsetChoice.parse, offsets or ())))
+    return choice(*texts)
 
 
 def _list(context: typer.Context, names: list[str] | None, kind: Kind, *, redrives: bool, output: Output) -> None:

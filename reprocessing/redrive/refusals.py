@@ -7,12 +7,15 @@ one record, whatever came before it. A topic, and a table of PostgreSQL, know on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from reprocessing.redrive.selection import SetAside
 from streaming_jobs.errors import UsageError
-from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
+
+if TYPE_CHECKING:
+    from reprocessing.redrive.selection import SetAside
+    from streaming_jobs.runtime.spark_plan import PlanTraits
 
 
 def check_stream(stream: Stream) -> None:

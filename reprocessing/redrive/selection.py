@@ -17,6 +17,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import PLACE, Kind, Place
 from streaming_jobs.sinks.tables import dead_letters, open_table, quarantines
 from streaming_jobs.stream import Stream
+from streaming_jobs.text.durations import parse_duration
 from streaming_jobs.text.spelling import instead
 from streaming_jobs.verification.dead_letters import OF_ROWS
 
@@ -78,6 +79,20 @@ class Choice:
         )
 
 
+def choice(
+    older_than: str | None,
+    newer_than: str | None,
+    reason: str | None,
+    rule: str | None,
+    error: str | None,
+    offsets: Sequence[str] | None,
+) -> Choice:
+    """A choice from what a person writes, ages as durations; empty and None: any."""
+    before, since = (parse_duration(text).total_seconds() if text else None for text in (older_than, newer_than))
+    ranges = tuple(map(OffsetChoice.parse, offsets or ()))
+    return Choice(before, since, reason or None, rule or None, error or None, ranges)
+
+
 @dataclass(frozen=True)
 class SetAside:
     """A dead letter, or a quarantined row of table `of`; `at` in seconds since 1970. `place` is None if it names none.
@@ -100,7 +115,7 @@ class SetAside:
 
 
 def set_aside(
-    settings: Settings, stream: Stream, kind: Kind, choice: Choice, *, table: str | None = None
+    settings: Settings, stream: Stream, kind: Kind, chosen: Choice, *, table: str | None = None
 ) -> list[SetAside]:
     """What is set aside and chosen, in the order of topic, partition and offset. `table`: of the quarantine of which.
 
@@ -108,7 +123,7 @@ def set_aside(
     """
     read = _letters(settings, stream) if kind == "dead letters" else _quarantined(settings, stream, table)
     now = time.time()
-    found = [row for row in read if choice.has(row, now)]
+    found = [row for row in read if chosen.has(row, now)]
     return sorted(found, key=lambda row: row.place or ("", -1, -1))
 
 
