@@ -23,6 +23,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.ledger_file import LineFields, RawLine
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.stream import Stream
 from streaming_jobs.verification.state_evidence import outputs_of
 
@@ -68,7 +69,8 @@ class TracedBatch:
 
     `present`: its rows are those of the tables now; otherwise a recovery has replaced them. `rows` counts by table, and
     what was taken out; `versions` are those of the tables after it, without those that a replay wrote. `of_record` has
-    the rows of the one record that was asked for, by table, if `placed` tables have the record's place.
+    the rows of the one record that was asked for, by table, if `placed` tables have the record's place; `redriven` has
+    the redrives of it, and what became of it.
     """
 
     stream: str
@@ -83,6 +85,7 @@ class TracedBatch:
     primary: str
     placed: tuple[str, ...] = ()
     of_record: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    redriven: tuple[tuple[str, str], ...] = ()
 
     @property
     def taken_out(self) -> Mapping[str, int]:
@@ -273,4 +276,13 @@ def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: Tr
         table: sample(settings, topology, table, rows=_ROWS, where=where).rows
         for table, where in (conditions | quarantines | letters).items()
     }
-    return replace(batch, placed=placed, of_record={table: rows for table, rows in made.items() if rows})
+    place = batch.read.name, batch.read.partition, batch.read.first
+    redriven = tuple(
+        (each.id, record.outcome)
+        for each in RedriveRequests.of(settings, stream.name).history()
+        if each.state == "committed"
+        for record in each.records
+        if record.place == place
+    )
+    of_record = {table: rows for table, rows in made.items() if rows}
+    return replace(batch, placed=placed, of_record=of_record, redriven=redriven)

@@ -114,7 +114,7 @@ def test_a_driver_that_is_killed_within_a_redrive_is_followed_by_one_that_ends_i
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     send(made, topic, range(40, 48))
     own = {"REDRIVE_TOPIC": topic, "RECOURSE_CRASH": f"priced:{point}"}
-    arguments = ("priced", "--trigger", "available-now")
+    arguments = ("--streams", "priced", "--trigger", "available-now")
     code, output = finished(driver(made.settings, made.bootstrap, *arguments, flows=FLOWS, environment=own))
     assert code == -signal.SIGKILL, output[-2000:]
     made.run(priced(topic, "right"))
