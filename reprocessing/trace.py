@@ -175,7 +175,7 @@ def places(settings: Settings, topology: Topology, table: str, where: str, most:
     assert stream is not None, "sample refuses a table that no stream writes"
     if table == stream.dead_letters:
         return _once(Records(r["topic"], r["partition"], r["offset"], r["offset"] + 1) for r in rows)
-    columns = _place_columns(settings, stream).get(table)
+    columns = place_columns(settings, stream).get(table)
     if columns is None:
         raise UsageError(
             f"the rows of {table} do not say of which record each was made: they come from a state, from several "
@@ -243,7 +243,7 @@ def _traced(stream: Stream, txn: Txn, line: LineFields, read: Records, *, presen
     )
 
 
-def _place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, str]]:
+def place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, str]]:
     """By table the columns of the record's partition and offset, where all versions of the code have the same."""
     if len(stream.sources) != 1 or stream.tables_read:
         return {}
@@ -262,7 +262,7 @@ def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: Tr
         return batch
     conditions = {
         table: f'"{partition}" = {batch.read.partition} AND "{offset}" = {batch.read.first}'
-        for table, (partition, offset) in _place_columns(settings, stream).items()
+        for table, (partition, offset) in place_columns(settings, stream).items()
     }
     placed = tuple(conditions)
     quarantines = {

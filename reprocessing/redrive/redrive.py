@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from reprocessing.redrive.records import gather
@@ -35,6 +35,7 @@ from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord
+from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import Lease
@@ -42,6 +43,7 @@ from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, R
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.files import private_folder
+from streaming_jobs.storage.locations import remove_tree
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import counted
 
@@ -101,7 +103,6 @@ def redrive(
         if record is None:
             raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
         check_state(stream, record.state_fingerprint)
-        requests.remove_rows()
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
         chosen = set_aside(settings, stream, kind, choice, table=table)
@@ -115,17 +116,27 @@ def redrive(
         if not rows:
             return replace(report, seconds=round(time.monotonic() - began, 2))
         tools.tell(f"starting Spark, which runs the stream's function on {counted(len(rows), 'record')}")
-        with TemporaryDirectory(prefix="redrive-", dir=private_folder(local_folder(settings) / "_redrives")) as folder:
+        with _empty_folder(local_folder(settings) / "_redrives" / stream.name) as folder:
             of_rows = any(not row.is_whole for row in rows)
-            made = run(settings, stream, record, gathered.records, tools.spark(), Path(folder), of_rows=of_rows)
+            made = run(settings, stream, record, gathered.records, tools.spark(), folder, of_rows=of_rows)
         records = tuple(_became(stream, kind, of, made, rows))
-        added = dict(_added(stream, kind, of, made, entry))
+        added = dict(_added(settings, stream, kind, of, made, entry))
         request = _request(tools, stream, kind, aside, entry, records, added)
         report = replace(report, records=records, rows=request.rows)
         if dry_run or not request.parts:
             outcome = "dry run" if dry_run else "nothing has changed"
             return replace(report, outcome=outcome, seconds=round(time.monotonic() - began, 2))
         return replace(_committed(tools, stream, requests, request, added, report), seconds=_since(began))
+
+
+@contextmanager
+def _empty_folder(folder: Path) -> Iterator[Path]:
+    """A folder for one run, without what a killed one has left; it has records, and goes with the run."""
+    remove_tree(folder)
+    try:
+        yield private_folder(folder)
+    finally:
+        remove_tree(folder)
 
 
 def _since(began: float) -> float:
@@ -156,8 +167,7 @@ def _base(settings: Settings, stream: Stream, record: StreamRecord, kind: Kind, 
     """The entry of the stream's newest batch; refuses tables that a recovery or another program changes."""
     found = []
     for name, table in open_tables(settings, stream).items():
-        if name in stream.quarantines.values() or name in (stream.dead_letters, stream.primary.name):
-            table.check_one_commit()
+        table.check_one_commit()
         if name == (stream.quarantines[of] if kind == "quarantine" else stream.dead_letters):
             table.check_removable()
         found.append(newest_entry(table, record))
@@ -190,19 +200,43 @@ def _became(stream: Stream, kind: Kind, of: str, made: Made, rows: Sequence[SetA
         yield RedrivenRecord(*row.place, row.reason, outcome, *now)
 
 
-def _added(stream: Stream, kind: Kind, of: str, made: Made, entry: LedgerEntry) -> Iterator[tuple[str, pa.Table]]:
-    """Yields the rows that each table gets, the primary table last."""
+def _added(
+    settings: Settings, stream: Stream, kind: Kind, of: str, made: Made, entry: LedgerEntry
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yields the rows that each table gets, in its columns, the primary table last."""
     import pyarrow as pa
 
+    tables = open_tables(settings, stream)
     for quarantine in stream.quarantines.values() if kind == "dead letters" else ():
         if (rows := made.tables.get(quarantine)) is not None:
             for name, value in (("_generation", entry.generation), ("_batch", entry.batch)):
                 at = rows.column_names.index(name)
                 rows = rows.set_column(at, rows.schema.field(name), pa.array([value] * rows.num_rows, rows[name].type))
-            yield quarantine, rows
+            yield quarantine, _in_columns_of(tables.get(quarantine), quarantine, rows)
     for sink in (*stream.secondary, stream.primary):
         if of in ("", sink.name) and sink.name in made.tables:
-            yield sink.name, made.tables[sink.name]
+            yield sink.name, _in_columns_of(tables.get(sink.name), sink.name, made.tables[sink.name])
+
+
+def _in_columns_of(table: StoredTable | None, name: str, rows: pa.Table) -> pa.Table:
+    """Rows of the run in the columns of the table, as a batch would write them; raises PreflightRefused."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    once = "start the stream once with the code of today, then redrive again"
+    if table is None:
+        raise PreflightRefused(f"there is no table {name} yet", once)
+    columns = to_arrow_schema(table.schema, timezone="UTC")
+    if unknown := [column for column in rows.column_names if column not in columns.names]:
+        raise PreflightRefused(f"table {name} has no column {', '.join(unknown)} yet", once)
+    try:
+        arrays = [
+            rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+            for field in columns
+        ]
+    except pa.ArrowInvalid as error:
+        raise PreflightRefused(f"table {name} cannot hold the rows: {error}", "correct the function") from error
+    return pa.Table.from_arrays(arrays, names=columns.names)
 
 
 def _request(
@@ -269,6 +303,7 @@ def _committed(
     added: Mapping[str, pa.Table],
     report: RedriveReport,
 ) -> RedriveReport:
+    requests.remove_rows([each.id for each in requests.waiting()])
     for table, rows in added.items():
         requests.keep_rows(request.id, table, rows)
     crash_point("redrive_staged", stream.name, 0)
@@ -276,7 +311,7 @@ def _committed(
     crash_point("redrive_asked", stream.name, 0)
     carry_out = _carry_out(tools, stream, requests)
     ended = committed_or_withdrawn(tools.settings, requests, request, carry_out, tools.waits.commit, tools.tell)
-    requests.remove_rows()
+    requests.remove_rows([each.id for each in requests.waiting()])
     if ended.state != "committed":
         raise PreflightRefused(f"the redrive was not committed: {ended.reason}", "redrive again")
     return replace(report, outcome="committed", id=request.id)

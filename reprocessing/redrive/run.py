@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from reprocessing.redrive.records import by_topic
 from reprocessing.redrive.refusals import check_plan
 from reprocessing.replay.session import replay_settings
+from reprocessing.trace import place_columns
 from streaming_jobs.declare.error_policy import LAYERS
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import DROPPED, LedgerEntry
@@ -46,11 +47,23 @@ ENDS_WITHIN = 3600.0
 class Made:
     """What the code of today makes of the records: rows by table, with those of quarantines and dead letters.
 
-    `dropped` are rows by table that rules or the error policy have dropped.
+    `dropped` are rows by table that rules or the error policy have dropped. `columns` has by table those of the place
+    of a row's record, where the function passes it on.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def with_row(self, tables: Sequence[str]) -> set[tuple[int, int]] | None:
+        """Partition and offset of the records of these tables' rows; None if not all of the rows name their record."""
+        found: set[tuple[int, int]] = set()
+        for name in tables:
+            if name in self.tables:
+                if name not in self.columns:
+                    return None
+                found |= set(zip(*(self.tables[name][each].to_pylist() for each in self.columns[name]), strict=True))
+        return found
 
     def places(self, table: str, kind: Kind) -> set[Place]:
         """The places of the records in a table of what was set aside."""
@@ -139,7 +152,7 @@ def _wait(query: RunningQuery) -> None:
 
 
 def _made(target: Settings, stream: Stream, entries: Sequence[LedgerEntry]) -> Made:
-    made = Made()
+    made = Made(columns=place_columns(target, stream))
     for name, table in open_tables(target, stream).items():
         content = rows(target.tables / name)
         if content.num_rows:
@@ -165,14 +178,17 @@ def outcomes(stream: Stream, kind: Kind, of: str, made: Made, places: Sequence[P
         for name in (stream.quarantines[t] for t in tables if t in stream.quarantines)
         if name in made.tables and None in {p[2] for p in made.places(name, "quarantine")}
     )
-    rest = [place for place in places if place not in dead and place not in aside]
-    written = sum(made.tables[name].num_rows for name in tables if name in made.tables)
-    dropped = sum(made.dropped.get(name, 0) for name in tables)
     found: dict[Place, Outcome] = {place: "dead again" for place in places if place in dead}
     found |= {place: "quarantined" for place in places if place in aside and place not in dead}
-    if not written and not unnamed:
-        of_rest: Outcome = "dropped" if dropped >= len(rest) > 0 else "no row" if not dropped else "redriven"
-    else:
-        single = len(tables) == 1 and not dropped and not unnamed and written == len(rest)
-        of_rest = "row" if single else "redriven"
-    return found | dict.fromkeys(rest, of_rest)
+    rest = [place for place in places if place not in found]
+    written = sum(made.tables[name].num_rows for name in tables if name in made.tables)
+    dropped = sum(made.dropped.get(name, 0) for name in tables)
+    named = made.with_row(tables)
+    if named is not None:
+        found |= {place: "row" for place in rest if place[1:] in named}
+    elif len(tables) == 1 and not dropped and not unnamed and written == len(rest):
+        found |= dict.fromkeys(rest, "row")
+    without = [place for place in rest if place not in found]
+    if named is None or unnamed or dropped not in (0, len(without)):
+        return found | dict.fromkeys(without, "redriven")
+    return found | dict.fromkeys(without, "dropped" if dropped else "no row")

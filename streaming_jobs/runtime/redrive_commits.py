@@ -63,21 +63,22 @@ class _Part:
 def _carried_out(
     requests: RedriveRequests, request: RedriveRequest, tables: Mapping[str, StoredTable]
 ) -> RedriveRequest:
-    begun = False
+    begun, parts = False, list[_Part]()
     try:
-        parts = [_Part(part, redriven(tables[part.table])) for part in request.parts]
+        parts = [_Part(part, redriven(_table(tables, part.table))) for part in request.parts]
         begun = any(each.is_there for each in parts)
+        if not begun and time.time() > request.expires:
+            return request.ended("expired", reason="nobody committed it in time")
+        rows = {part.table: requests.rows(request.id, part.table) for part in request.parts if part.action == "add"}
         if not begun:
-            if time.time() > request.expires:
-                return request.ended("expired", reason="nobody committed it in time")
-            redriven(tables[request.table]).check(request.kind, request.taken_out)
+            redriven(_table(tables, request.table)).check(request.kind, request.taken_out)
             for each in parts:
-                if each.part.action == "add":
-                    each.table.check_rows(requests.rows(request.id, each.part.table))
+                if each.part.table in rows:
+                    each.table.check_rows(rows[each.part.table])
         for number, each in enumerate(parts):
             crash_point("redrive_next", request.stream, number)
             if each.part.action == "add":
-                each.table.add(requests.rows(request.id, each.part.table), each.part.ledger)
+                each.table.add(rows[each.part.table], each.part.ledger)
             else:
                 each.table.take_out(request.kind, request.taken_out, each.part.ledger)
             begun = True
@@ -90,3 +91,9 @@ def _carried_out(
             raise
         return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
     return request.committed({part.table: tables[part.table].version for part in request.parts})
+
+
+def _table(tables: Mapping[str, StoredTable], name: str) -> StoredTable:
+    if name not in tables:
+        raise RedriveOutdated(f"there is no table {name} yet: start the stream once with the code of today")
+    return tables[name]
