@@ -242,6 +242,7 @@ def _show(
     from reprocessing.redrive.selection import set_aside
     from streaming_jobs.errors import UsageError
     from streaming_jobs.state.redrive_requests import RedriveRequests
+    from streaming_jobs.text import commands
 
     call = invocation(context)
     stream = call.topology[name]
@@ -249,7 +250,7 @@ def _show(
         requests = RedriveRequests.of(call.settings, stream.name)
         every = {each.id: each for each in (*requests.waiting(), *requests.history())}
         if redrive not in every:
-            raise UsageError(f"stream {name} has no redrive {redrive}", "see `recourse deadletters list --redrives`")
+            raise UsageError(f"stream {name} has no redrive {redrive}", f"they are: {commands.list_redrives(name)}")
         records = every[redrive].records
         values = [asdict(each) for each in records]
         rows = [[f"{r.topic}/{r.partition}:{r.offset}", r.reason, r.outcome, r.reason_now] for r in records]

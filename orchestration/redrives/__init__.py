@@ -1,1 +1,1 @@
-"""Redrives from the command line and from Dagster."""
+"""Redrives from the command line and from Dagster. Read `definitions.py` first."""

@@ -158,6 +158,10 @@ def redrive(stream: str, **options: object) -> str:
     return _command("deadletters", "replay", stream, **options)
 
 
+def list_redrives(stream: str) -> str:
+    return _command("deadletters", "list", stream, redrives=True)
+
+
 def run_suites(*suites: str) -> str:
     return _command("quality", "run", *suites)
 

@@ -10,7 +10,7 @@ from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.lineage import Batch, Coverage
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.state_evidence import ChangedRows, Redriven, StateEvidence, by_other_code
+from streaming_jobs.verification.state_evidence import ChangedRows, Redriven, StateEvidence, by_other_code, uncounted
 from streaming_jobs.verification.subject import Comparison, ComparisonOutcome, Subject
 from streaming_jobs.verification.topic import CommittedTopic
 
@@ -91,8 +91,10 @@ class Examination:
 
     @property
     def redrives(self) -> tuple[Redriven, ...]:
-        """The redrives of the stream."""
-        return self.beside.redriven if self.beside is not None else ()
+        """The committed redrives of the stream since its last recovery."""
+        generation = self.position[0] if self.position else None
+        every = self.beside.redriven if self.beside is not None else ()
+        return tuple(each for each in every if not uncounted((), each.parts, generation))
 
     def replaced(self, table: str) -> bool:
         """True if rebuilt slices of that table may have other rows than the batches made."""

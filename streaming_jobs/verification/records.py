@@ -442,7 +442,24 @@ def compare_batches(exam: Examination, table: StreamTable, outputs: dict[str, Pl
     elif checked:
         records = sums.pop("records")
         batches = "its one batch" if checked == 1 else f"each of {checked:,} batches"
-        exam.tell(table.name, "equation", "ok", f"in {batches}; in all {records:,} records = {_sum(sums)}")
+        text = f"in {batches}; in all {records:,} records = {_sum(sums)}"
+        exam.tell(table.name, "equation", "ok", f"{text}{_after_redrives(exam, table, sums)}")
+
+
+def _after_redrives(exam: Examination, table: StreamTable, sums: Mapping[str, int]) -> str:
+    """The numbers with those of the redrives, in words; empty without any, or if a redrive's code makes other rows.
+
+    A redriven record is a row, or quarantined, or left out, and no dead letter any more.
+    """
+    names = {"written": table.name, "quarantined": table.quarantine, "dead letters": exam.subject.dead_letters}
+    moved = {word: sum(one.after - one.before for one in exam.redriven(name)) for word, name in names.items()}
+    left_out, unknown = redriven_without_row(exam)
+    moved["dropped"] = len(left_out)
+    every = exam.beside.redriven if exam.beside is not None else ()
+    if not every or len(exam.redrives) < len(every) or len(unknown) or sum(moved.values()):
+        return ""
+    now = {word: number + moved[word] for word, number in sums.items()}
+    return f"; after {counted(len(exam.redrives), 'redrive')} {_sum(now)}"
 
 
 def _parts(entry: Entry, table: str) -> dict[str, int]:
