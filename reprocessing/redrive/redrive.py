@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reprocessing.redrive.records import gather
-from reprocessing.redrive.refusals import check_state, check_stream, refused_rows
+from reprocessing.redrive.refusals import check_quarantined, check_state, check_stream, refused_rows
 from reprocessing.redrive.run import Made, outcomes, run
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
 from reprocessing.replay.commit_wait import committed_or_withdrawn
@@ -114,18 +114,20 @@ def redrive(
         rows = _without(rows, left)
         report = RedriveReport(stream.name, aside, "nothing to redrive", left=tuple(left), more=more)
         if not rows:
-            return replace(report, seconds=round(time.monotonic() - began, 2))
+            return replace(report, seconds=_since(began))
         tools.tell(f"starting Spark, which runs the stream's function on {counted(len(rows), 'record')}")
         with _empty_folder(local_folder(settings) / "_redrives" / stream.name) as folder:
             of_rows = any(not row.is_whole for row in rows)
             made = run(settings, stream, record, gathered.records, tools.spark(), folder, of_rows=of_rows)
+        if of:
+            check_quarantined(stream, made.reasons(stream.dead_letters))
         records = tuple(_became(stream, kind, of, made, rows))
         added = dict(_added(settings, stream, kind, of, made, entry))
         request = _request(tools, stream, kind, aside, entry, records, added)
         report = replace(report, records=records, rows=request.rows)
         if dry_run or not request.parts:
             outcome = "dry run" if dry_run else "nothing has changed"
-            return replace(report, outcome=outcome, seconds=round(time.monotonic() - began, 2))
+            return replace(report, outcome=outcome, seconds=_since(began))
         return replace(_committed(tools, stream, requests, request, added, report), seconds=_since(began))
 
 
@@ -171,7 +173,7 @@ def _base(settings: Settings, stream: Stream, record: StreamRecord, kind: Kind, 
         if name == (stream.quarantines[of] if kind == "quarantine" else stream.dead_letters):
             table.check_removable()
         found.append(newest_entry(table, record))
-    newest_entry(existing_table(settings, stream.primary, stream.name), record)
+    existing_table(settings, stream.primary, stream.name)
     reached = [entry for entry in found if entry is not None and entry.batch >= 0]
     if not reached:
         raise UsageError(f"stream {stream.name} has not finished a batch yet", "there is nothing to redrive")
@@ -234,8 +236,10 @@ def _in_columns_of(table: StoredTable | None, name: str, rows: pa.Table) -> pa.T
             rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
             for field in columns
         ]
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise PreflightRefused(f"table {name} cannot hold the rows: {error}", "correct the function") from error
+    if nulls := [f.name for f, each in zip(columns, arrays, strict=True) if each.null_count and not f.nullable]:
+        raise PreflightRefused(f"table {name} takes no null in {', '.join(nulls)}", "correct the function")
     return pa.Table.from_arrays(arrays, names=columns.names)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
+from streaming_jobs.verification.dead_letters import OF_ROWS
 
 if TYPE_CHECKING:
     from reprocessing.redrive.selection import SetAside
@@ -73,6 +74,16 @@ def check_plan(stream: Stream, traits: PlanTraits, *, of_rows: bool) -> None:
             stream,
             "makes several rows of a record, and the rows that were not set aside are in the table already",
             f"rebuild its tables: {commands.plan(stream.name, to_batch=-1)}",
+        )
+
+
+def check_quarantined(stream: Stream, reasons: set[str]) -> None:
+    """Raise UsageError if one of several tables refuses a row: which of them is not known."""
+    if len(stream.output_names) > 1 and (refused := sorted(reasons & OF_ROWS)):
+        raise _refused(
+            stream,
+            f"makes a row that one of its tables cannot hold ({', '.join(refused)}), and which one is not known",
+            "choose other records (--offsets, --rule), or correct the function",
         )
 
 

@@ -65,6 +65,10 @@ class Made:
                 found |= set(zip(*(self.tables[name][each].to_pylist() for each in self.columns[name]), strict=True))
         return found
 
+    def reasons(self, letters: str) -> set[str]:
+        """The reasons of the dead letters."""
+        return set(self.tables[letters]["reason"].to_pylist()) if letters in self.tables else set()
+
     def places(self, table: str, kind: Kind) -> set[Place]:
         """The places of the records in a table of what was set aside."""
         if table not in self.tables:
@@ -133,7 +137,7 @@ def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
 def _judging(stream: Stream) -> Stream:
     """The stream with an error policy that sets aside again what would stop it.
 
-    Without a budget of the stream's, the default one holds: each record on which the function raises costs some runs.
+    The default budget holds, of records on which the function raises: each costs some runs of the function.
     """
     policy = stream.errors
     actions: dict[str, Any] = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from streaming_jobs.errors import RecourseError
+from streaming_jobs.errors import RecourseError, TransientError
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives, refuse_begun
 from streaming_jobs.sinks.sliced import SliceOutdated, sliced
@@ -34,9 +34,13 @@ PUT_OFF = 5.0
 
 
 class BatchFunction(Protocol):
-    """The function of a batch; while `in_batch` is true, the stream does not count as ended."""
+    """The function of a batch; while `in_batch` is true, the stream does not count as ended.
+
+    `failure` is the exception that ends its query: Spark passes on only the text.
+    """
 
     in_batch: bool
+    failure: BaseException | None
 
     def __call__(self, frame: DataFrame, number: int, /) -> None:
         """Run the batch."""
@@ -64,6 +68,9 @@ class SliceCommits:
                     try:
                         self._commit()
                         refuse_begun(self.redrives)
+                    except TransientError as error:
+                        batch.failure = error
+                        raise
                     finally:
                         batch.in_batch = False
                 batch(frame, number)

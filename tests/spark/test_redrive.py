@@ -216,3 +216,52 @@ def test_a_stream_with_state_or_a_topic_or_unordered_keys_is_refused_with_the_co
     test.deploy(made(RIGHT, rules=[NotNull("id", on_fail="quarantine")]))
     with pytest.raises(UsageError, match="no quarantine"):
         redriven(test, spark, "quarantine", table="dear")
+
+
+@pytest.mark.parametrize(
+    ("where", "rules", "left_out"),
+    [("price < 1", [], "no row"), ("true", [Holds("price < 1", on_fail="drop")], "dropped")],
+)
+def test_a_record_of_which_the_code_of_today_makes_no_row_is_set_aside_no_longer(
+    stream_test: Callable[..., StreamTest], spark: SparkSession, where: str, rules: list[Any], left_out: str
+) -> None:
+    @stream(name="orders", source=RIGHT, sink=DeltaTable("prices"), rules=rules)
+    def right(orders: DataFrame) -> DataFrame:
+        return placed(orders).where(where)
+
+    test = stream_test(made(WRONG))
+    for number, price in enumerate([b"0.5", b"1.5", b"2.5", b"0.25"]):
+        test.send(b'{"id": %d, "price": %s}' % (number, price))
+    test.run()
+    test.deploy(right)
+    report = redriven(test, spark)
+    assert [each.outcome for each in report.records] == ["row", left_out, left_out, "row"]
+    assert [row["price"] for row in test.rows()] == [0.5, 0.25] and not test.dead_letters()
+
+
+def test_records_of_two_topics_and_far_apart_keep_their_places_headers_and_times(
+    stream_test: Callable[..., StreamTest], spark: SparkSession
+) -> None:
+    def union(kind: str) -> Stream:
+        topics = {
+            name: KafkaTopic(name, value=Json({"id": "int", "price": kind}), headers=True) for name in ("eu", "us")
+        }
+
+        @stream(name="orders", source=topics, sink=DeltaTable("prices"))
+        def orders(eu: DataFrame, us: DataFrame) -> DataFrame:
+            place = ("_source.topic AS t", "_source.offset AS o", "_source.timestamp AS at", "_source.headers AS h")
+            return eu.unionByName(us).selectExpr("id", "CAST(price AS DOUBLE) AS price", *place)
+
+        return orders
+
+    test, right = stream_test(union("int")), stream_test(union("double"))
+    for each in (test, right):
+        for number in range(300):
+            price = b"0.5" if number in (3, 290) else b"1"
+            value, topic = b'{"id": %d, "price": %s}' % (number, price), ("eu", "us")[number % 2]
+            each.send(value, topic=topic, timestamp=NOON, headers={"n": b"%d" % number})
+        each.run()
+    assert len(test.dead_letters()) == 2
+    test.deploy(union("double"))
+    assert redriven(test, spark).rows == {"prices": 2}
+    assert test.rows() == right.rows()

@@ -102,6 +102,7 @@ def test_while_one_table_lacks_a_redrive_no_batch_begins(life: Days, monkeypatch
         patched.setattr(redrive_commits, "crash_point", full_disk)
         with pytest.raises(TransientError, match="not in all of its tables"):
             commits.around(batch)(None, 3)  # type: ignore[arg-type]
+    assert isinstance(batch.failure, TransientError)  # type: ignore[attr-defined]  # Spark passes on its text alone
     assert not batches and redriven(life) == [100] and len(letters(life)) == 4
     commits.clock = lambda: PUT_OFF + 1.0
     commits.around(batch)(None, 3)  # type: ignore[arg-type]
