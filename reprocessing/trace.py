@@ -9,7 +9,7 @@ So the records of a batch are known; its rows of one record are known where the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,6 +206,23 @@ def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, LineFi
             seen.add(raw.txn)
             if (line := raw.fields()) is not None:
                 yield raw, line
+
+
+def first_reading(settings: Settings, stream: Stream, places: Collection[tuple[str, int, int]]) -> Txn | None:
+    """The first of the batches with present rows that read one of these records (topic, partition, offset).
+
+    None if the ledger files no longer have it.
+    """
+    record, found = stream_record.load(settings, stream.name), None
+    for raw, line in _lines(settings, stream):
+        if record is None or not has_present_rows(record.generations, raw.txn):
+            continue
+        for topic, partition, offset in places:
+            offsets, number = line.offsets.get(topic), str(partition)
+            if offsets is not None and offsets.start.get(number, 0) <= offset < offsets.end.get(number, 0):
+                found = raw.txn if found is None else min(found, raw.txn)
+                break
+    return found
 
 
 def _readings(settings: Settings, stream: Stream, step: Sequence[Records]) -> list[TracedBatch]:

@@ -289,13 +289,14 @@ def _replay(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
     from orchestration.redrives.runner import redrive_records
-    from reprocessing.redrive.refusals import check_stream
+    from reprocessing.redrive.redrive import checked
+    from reprocessing.redrive.selection import set_aside
     from reprocessing.slices.rebuild import Waits
     from streaming_jobs.text.durations import parse_duration
 
     call = invocation(context)
     declared = call.topology[name]
-    check_stream(declared)  # before a broker is started
+    checked(call.settings, declared, set_aside(call.settings, declared, kind, choice, table=table))  # before a broker
     waits = replace(Waits(), commit=parse_duration(wait_commit).total_seconds())
     with (
         stop_signals_interrupt(),

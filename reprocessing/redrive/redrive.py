@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reprocessing.redrive.records import gather
-from reprocessing.redrive.refusals import check_quarantined, check_state, check_stream, refused_rows
+from reprocessing.redrive.refusals import check_quarantined, check_stream, refused_rows, with_state
 from reprocessing.redrive.run import Made, outcomes, run
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
 from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.slices.rebuild import Tools, newest_entry, repair_idle
+from reprocessing.trace import first_reading
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import READ, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
@@ -98,14 +99,10 @@ def redrive(
     requests = RedriveRequests.of(settings, stream.name)
     with requests.running(tools.waits.other):
         finish_waiting(tools, stream, requests)
-        check_stream(stream)
-        record = stream_record.load(settings, stream.name)
-        if record is None:
-            raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
-        check_state(stream, record.state_fingerprint)
+        chosen = set_aside(settings, stream, kind, choice, table=table)
+        record = checked(settings, stream, chosen)
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
-        chosen = set_aside(settings, stream, kind, choice, table=table)
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
         left = list(refused_rows(stream, rows))
         rows = _without(rows, left)
@@ -163,6 +160,23 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
         carry_out_redrives(requests, tables)
 
     return carry_out
+
+
+def checked(settings: Settings, stream: Stream, chosen: Sequence[SetAside]) -> StreamRecord:
+    """The stream's record; raises UsageError for a stream whose records cannot be redriven, as far as files say."""
+    record = stream_record.load(settings, stream.name)
+    if record is None:
+        raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
+    if record.state_fingerprint:
+        raise with_state(stream, _last_before(settings, stream, record, chosen))
+    check_stream(stream)
+    return record
+
+
+def _last_before(settings: Settings, stream: Stream, record: StreamRecord, rows: Sequence[SetAside]) -> int:
+    """The last batch before those that read the records; -1 if it is not known, or of an earlier generation."""
+    first = first_reading(settings, stream, {row.place for row in rows if row.place is not None})
+    return -1 if first is None or first.generation != record.generation else first.batch - 1
 
 
 def _base(settings: Settings, stream: Stream, record: StreamRecord, kind: Kind, of: str) -> LedgerEntry:

@@ -51,14 +51,9 @@ def check_stream(stream: Stream) -> None:
             )
 
 
-def check_state(stream: Stream, fingerprint: object) -> None:
-    """Raise UsageError for a stream that keeps state; `fingerprint` is that of its record."""
-    if fingerprint:
-        raise with_state(stream)
-
-
-def with_state(stream: Stream) -> UsageError:
-    again = f"rebuild its tables from before them: {commands.plan(stream.name, to_batch=-1)}"
+def with_state(stream: Stream, before: int = -1) -> UsageError:
+    """The refusal of a stream that keeps state; `before`: the last batch before the records, -1 if unknown."""
+    again = f"rebuild its tables from before them: {commands.plan(stream.name, to_batch=before)}"
     return _refused(stream, "keeps state: a row depends on other records too", again)
 
 

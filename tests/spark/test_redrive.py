@@ -203,6 +203,13 @@ def test_a_stream_with_state_or_a_topic_or_unordered_keys_is_refused_with_the_co
     def distinct(orders: DataFrame) -> DataFrame:
         return orders.selectExpr("id").dropDuplicates(["id"])
 
+    with_state = stream_test(distinct)
+    for value in (b'{"id": 1, "price": 1}', b"{"):
+        with_state.send(value)
+        with_state.run()
+    with pytest.raises(UsageError, match="keeps state") as refused:
+        redriven(with_state, spark)
+    assert "recourse recover plan orders --to-batch 0" in refused.value.next_step
     test = stream_test(made(RIGHT))
     test.send(b"{")
     test.run()
