@@ -16,6 +16,7 @@ from orchestration.bundle import last_good
 from orchestration.bundle.job import Bundle
 from orchestration.quality import definitions as quality
 from orchestration.recoveries import definitions as recoveries
+from orchestration.redrives import definitions as redrives
 from orchestration.sessions import definitions as sessions
 from orchestration.sessions.assets import table_keys
 from orchestration.sessions.child_run import session_executor
@@ -109,6 +110,7 @@ def location(
         preview.definitions(topology, settings, bundle, origin=origin, executor=executor),
         recoveries.definitions(settings, tables, bundle, origin=origin, executor=executor),
         slices.definitions(settings, topology, executor),
+        redrives.definitions(settings, topology, bundle, executor),
         sensors.definitions(topology, settings),
     )
     retention = sessions.retention_sensor(of_home, settings, _owned(areas))

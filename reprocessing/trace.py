@@ -9,7 +9,7 @@ So the records of a batch are known; its rows of one record are known where the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.ledger_file import LineFields, RawLine
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.stream import Stream
 from streaming_jobs.verification.state_evidence import outputs_of
 
@@ -68,7 +69,8 @@ class TracedBatch:
 
     `present`: its rows are those of the tables now; otherwise a recovery has replaced them. `rows` counts by table, and
     what was taken out; `versions` are those of the tables after it, without those that a replay wrote. `of_record` has
-    the rows of the one record that was asked for, by table, if `placed` tables have the record's place.
+    the rows of the one record that was asked for, by table, if `placed` tables have the record's place; `redriven` has
+    the redrives of it, and what became of it.
     """
 
     stream: str
@@ -83,6 +85,7 @@ class TracedBatch:
     primary: str
     placed: tuple[str, ...] = ()
     of_record: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+    redriven: tuple[tuple[str, str], ...] = ()
 
     @property
     def taken_out(self) -> Mapping[str, int]:
@@ -172,7 +175,7 @@ def places(settings: Settings, topology: Topology, table: str, where: str, most:
     assert stream is not None, "sample refuses a table that no stream writes"
     if table == stream.dead_letters:
         return _once(Records(r["topic"], r["partition"], r["offset"], r["offset"] + 1) for r in rows)
-    columns = _place_columns(settings, stream).get(table)
+    columns = place_columns(settings, stream).get(table)
     if columns is None:
         raise UsageError(
             f"the rows of {table} do not say of which record each was made: they come from a state, from several "
@@ -203,6 +206,23 @@ def _lines(settings: Settings, stream: Stream) -> Iterator[tuple[RawLine, LineFi
             seen.add(raw.txn)
             if (line := raw.fields()) is not None:
                 yield raw, line
+
+
+def first_reading(settings: Settings, stream: Stream, places: Collection[tuple[str, int, int]]) -> Txn | None:
+    """The first of the batches with present rows that read one of these records (topic, partition, offset).
+
+    None if the ledger files no longer have it.
+    """
+    record, found = stream_record.load(settings, stream.name), None
+    for raw, line in _lines(settings, stream):
+        if record is None or not has_present_rows(record.generations, raw.txn):
+            continue
+        for topic, partition, offset in places:
+            offsets, number = line.offsets.get(topic), str(partition)
+            if offsets is not None and offsets.start.get(number, 0) <= offset < offsets.end.get(number, 0):
+                found = raw.txn if found is None else min(found, raw.txn)
+                break
+    return found
 
 
 def _readings(settings: Settings, stream: Stream, step: Sequence[Records]) -> list[TracedBatch]:
@@ -240,7 +260,7 @@ def _traced(stream: Stream, txn: Txn, line: LineFields, read: Records, *, presen
     )
 
 
-def _place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, str]]:
+def place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, str]]:
     """By table the columns of the record's partition and offset, where all versions of the code have the same."""
     if len(stream.sources) != 1 or stream.tables_read:
         return {}
@@ -259,7 +279,7 @@ def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: Tr
         return batch
     conditions = {
         table: f'"{partition}" = {batch.read.partition} AND "{offset}" = {batch.read.first}'
-        for table, (partition, offset) in _place_columns(settings, stream).items()
+        for table, (partition, offset) in place_columns(settings, stream).items()
     }
     placed = tuple(conditions)
     quarantines = {
@@ -273,4 +293,13 @@ def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: Tr
         table: sample(settings, topology, table, rows=_ROWS, where=where).rows
         for table, where in (conditions | quarantines | letters).items()
     }
-    return replace(batch, placed=placed, of_record={table: rows for table, rows in made.items() if rows})
+    place = batch.read.name, batch.read.partition, batch.read.first
+    redriven = tuple(
+        (each.id, record.outcome)
+        for each in RedriveRequests.of(settings, stream.name).history()
+        if each.state == "committed"
+        for record in each.records
+        if record.place == place
+    )
+    of_record = {table: rows for table, rows in made.items() if rows}
+    return replace(batch, placed=placed, of_record=of_record, redriven=redriven)

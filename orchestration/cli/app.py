@@ -12,6 +12,7 @@ from orchestration.cli import (
     bundle,
     chaos,
     config,
+    deadletters,
     demo,
     deploy,
     describe,
@@ -117,6 +118,8 @@ streams.app.command("restart", short_help="Stop streams at a batch border and st
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(slices.app, name="slices")
+app.add_typer(deadletters.app, name="deadletters")
+app.add_typer(deadletters.quarantine_app, name="quarantine")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(state.app, name="state")

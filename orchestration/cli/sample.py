@@ -49,7 +49,7 @@ def _print(taken: Sample) -> None:
     say(f"{len(taken.rows)} {'row' if len(taken.rows) == 1 else 'rows'} of {taken.table}, {order}")
     if not taken.rows:
         return
-    cells = [[_for_people(row[name]) for name in taken.columns] for row in taken.rows]
+    cells = [[for_people(row[name]) for name in taken.columns] for row in taken.rows]
     console = stdout_console()
     if console.is_terminal and len(taken.columns) * _NARROWEST > console.width:
         for number, row in enumerate(cells):
@@ -80,7 +80,7 @@ def _table(taken: Sample, cells: list[list[str]]) -> Any:
     return table
 
 
-def _for_people(value: Any) -> str:
+def for_people(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, datetime):

@@ -88,6 +88,8 @@ def _print_batch(batch: TracedBatch) -> None:
     for table, made in rows.items():
         for row in made:
             print(f"      {table}: {_row(row)}")
+    for redrive, outcome in batch.redriven:
+        print(f"    redrive {redrive}: {outcome}")
     for written in batch.written:
         print(f"    topic records {written}")
     for what, count in batch.taken_out.items():

@@ -47,13 +47,13 @@ STOPPED_BY_TAG = "recourse/stopped_by"
 
 KIND_TAG = "recourse/kind"
 """`continuous`, `scheduled` or `manual`: how the job of a session is started; `tasks` for a job of other tasks;
-`quality` for a run of suites; `recovery`, `preview`, `slices` for those jobs; `health` and `rules` for a check executed
-from its page."""
+`quality` for a run of suites; `recovery`, `preview`, `slices`, `redrive` for those jobs; `health` and `rules` for a
+check executed from its page."""
 
 SESSION_KINDS = ("continuous", "scheduled", "manual")
 TASKS_KIND = "tasks"
 """Value of `KIND_TAG` for a run of a job of the bundle that has no session."""
-KINDS = (*SESSION_KINDS, TASKS_KIND, "quality", "recovery", "preview", "slices", "health", "rules")
+KINDS = (*SESSION_KINDS, TASKS_KIND, "quality", "recovery", "preview", "slices", "redrive", "health", "rules")
 
 QUALITY_KIND = "quality"
 """Value of `KIND_TAG`; dagster.yaml lets one run that has it run at a time."""

@@ -57,6 +57,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_record import CodeSince
@@ -65,7 +66,7 @@ from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.table_sources.versions import replaced_since
 from streaming_jobs.text import commands
-from streaming_jobs.text.spelling import instant_words
+from streaming_jobs.text.spelling import counted, instant_words
 
 _ONE_DEPLOY = 900.0
 """Seconds within which a deploy restarts the sessions of several streams."""
@@ -536,7 +537,7 @@ def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
 
 
 def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
-    """Notes about rebuilt slices that the base does not have: rows from before the base are as they were then."""
+    """Notes about slices and redrives that the base does not have: rows from before it are as they were then."""
     base = next((each for each in snapshot.savepoints if each.id == start.savepoint), None)
     if base is None:  # every row is rebuilt
         return []
@@ -546,6 +547,11 @@ def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
         "from before that start will be as they were then; rebuild it again afterwards"
         for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
         if each.version is not None and each.version > versions.get(each.table, -1)
+    ] + [
+        f"{counted(len(each.records), 'record')} of table {each.table} were redriven after the replay's start: those "
+        f"from before it will be set aside again; redrive them afterwards: {commands.redrive(each.stream)}"
+        for each in RedriveRequests.of(snapshot.settings, snapshot.stream.name).history()
+        if any(p.version is not None and p.version > versions.get(p.table, -1) for p in each.parts)
     ]
 
 

@@ -55,6 +55,7 @@ from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
 from streaming_jobs.sources.archived_ranges import gone
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import Checkpoint, cuttable
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -377,9 +378,9 @@ def rows_of_no_batch(
     """Why a bounded recovery cannot tell rows apart, and True if a later end helps; None if it can.
 
     These are changes of somebody else that were accepted since the replay's start (None: ever), whose rows belong to no
-    batch, and slices that were rebuilt since the last batch to correct, which have new rows in the place of earlier
-    ones. With `waiting`, slices that wait for their commit count too: a driver that runs commits them at its next batch
-    border.
+    batch, and slices that were rebuilt, or records that were redriven, since the last batch to correct: their rows are
+    of earlier batches. With `waiting`, changes that wait for their commit count too: a driver that runs commits them at
+    its next batch border.
     """
     versions = {table.name: table.version for table in start.tables} if start is not None else {}
     since = [each for each in record.accepted if each.version > versions.get(each.table, -1)]
@@ -392,13 +393,17 @@ def rows_of_no_batch(
         f"slice {each.summary.get('slice', each.id)} of table {each.table} waits for its commit"
         for each in (SliceRequests.of(settings, stream.name).waiting() if waiting else ())
     ]
+    slices += [
+        f"redrive {each.id} waits for its commit"
+        for each in (RedriveRequests.of(settings, stream.name).waiting() if waiting else ())
+    ]
     if slices:
         return f"{'; '.join(dict.fromkeys(slices))}: rows from before it are no longer in the table", True
     return None
 
 
 def rebuilt_since(settings: Settings, stream: Stream, plan: StreamRecoveryPlan) -> list[str]:
-    """The slices that were rebuilt since a plan was made, in words: it would publish their rows as they were before."""
+    """The slices and redrives since a plan was made, in words: it would publish their rows as they were before."""
     if plan.skips or plan.until is not None:  # nothing is published, or `rows_of_no_batch` is asked
         return []
     versions = {table.name: table.version for table in plan.saw.tables}
@@ -406,7 +411,7 @@ def rebuilt_since(settings: Settings, stream: Stream, plan: StreamRecoveryPlan) 
 
 
 def _rebuilt(settings: Settings, stream: Stream, versions: Mapping[str, int], when: str) -> Iterator[str]:
-    """Yields the slices that were rebuilt after these versions of the tables, in words."""
+    """Yields the slices that were rebuilt, and the redrives, after these versions of the tables, in words."""
     noted = set()
     for each in SliceRequests.of(settings, stream.name).history():
         if each.version is not None and each.version > versions.get(each.table, -1):
@@ -419,6 +424,8 @@ def _rebuilt(settings: Settings, stream: Stream, versions: Mapping[str, int], wh
             entry, at = commit.entry, (declared.name, commit.version)
             if entry is not None and entry.kind == "slice" and at not in noted:
                 yield f"a slice of table {declared.name} was rebuilt {when}, in version {commit.version}"
+            if entry is not None and entry.kind == "redrive":
+                yield f"{entry.note} were redriven into table {declared.name} {when}, in version {commit.version}"
 
 
 def slices_command(snapshot: PlanningSnapshot, after: Txn | None, end: Txn) -> str:

@@ -41,6 +41,7 @@ from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
+from streaming_jobs.state.redrive_requests import RedriveRequest, RedriveRequests
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_record import Generation, StreamRecord
 from streaming_jobs.stream import Stream
@@ -235,7 +236,15 @@ def _preview(
         after=_counts(_rebuilt_entries(folders)) if failure is None else Counts(),
         suites=suites,
         failure=failure,
-        notes=tuple(_notes(start, end, written, SliceRequests.of(folders.settings, stream.name).history())),
+        notes=tuple(
+            _notes(
+                start,
+                end,
+                written,
+                SliceRequests.of(folders.settings, stream.name).history(),
+                RedriveRequests.of(folders.settings, stream.name).history(),
+            )
+        ),
         seconds=clock.seconds(),
     )
 
@@ -334,7 +343,11 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
 
 
 def _notes(
-    start: PreviewStart, end: NewestBatch, written: Sequence[LedgerEntry], rebuilt: Sequence[SliceCommitRequest]
+    start: PreviewStart,
+    end: NewestBatch,
+    written: Sequence[LedgerEntry],
+    rebuilt: Sequence[SliceCommitRequest],
+    redriven: Sequence[RedriveRequest],
 ) -> list[str]:
     notes = []
     if len(written) == READ:
@@ -353,5 +366,14 @@ def _notes(
             if each.table == saved.name
             and each.version is not None
             and saved.version < each.version <= end.versions[saved.name]
+        ]
+        notes += [
+            f"{counted(len(each.records), 'record')} were redriven into table {saved.name} in version {part.version}: "
+            "their rows show as a difference"
+            for each in redriven
+            for part in each.parts
+            if part.table == saved.name
+            and part.version is not None
+            and saved.version < part.version <= end.versions[saved.name]
         ]
     return notes

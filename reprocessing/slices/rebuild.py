@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from reprocessing.plan.history import in_lineage
 from reprocessing.plan.journal import refuse_under_way
 from reprocessing.plan.sliceable import Sliceable, check_plan
+from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.replay.difference import Difference, compare
 from streaming_jobs.declare.slices import COLUMN_TYPES, SliceRange, slice_range
 from streaming_jobs.errors import CommitRefused, LeaseBusy, OffsetsLost, PreflightRefused, TransientError, UsageError
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 
 
 _TRIES = 5
-_LOOK = 0.1
 _MARGIN = 60.0
 """Seconds after the end of the wait for which a waiting change is still valid: the wait ends, then it is withdrawn."""
 
@@ -88,9 +88,9 @@ def take_base(
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to rebuild")
-    primary = _newest(existing_table(settings, stream.primary, stream.name), record)
+    primary = newest_entry(existing_table(settings, stream.primary, stream.name), record)
     table = existing_table(settings, made.table, stream.name)  # opened after the primary: it has all of its batches
-    own = _newest(table, record)
+    own = newest_entry(table, record)
     if (accepted := record.accepts(table.name)) and not despite_accepted:
         raise PreflightRefused(
             f"version {', '.join(map(str, sorted(accepted)))} of table {table.name} was changed by somebody else and "
@@ -133,10 +133,10 @@ def late_records(settings: Settings, record: StreamRecord, offsets: OffsetRange)
     return late
 
 
-def _newest(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
+def newest_entry(table: StoredTable, record: StreamRecord) -> LedgerEntry | None:
     """The stream's newest entry on a table as it was opened; refuses a table that a recovery or another writer changes.
 
-    The stream may commit meanwhile: what the opened version does not have is not the slice's to make.
+    The stream may commit meanwhile: what the opened version does not have is not the caller's to change.
     """
     commit, foreign = newest((c for c in table.commits() if c.version <= table.version), record.stream)
     for other in foreign:
@@ -320,7 +320,7 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
     requests = SliceRequests.of(tools.settings, made.stream.name)
     with requests.running(tools.waits.other):
         began, reason = time.monotonic(), ""
-        _repair(tools.settings, made.stream)
+        repair_idle(tools.settings, made.stream)
         for attempt in range(1, _TRIES + 1):
             base = _closed_base(tools, made, chosen)
             name = _name(made, attempt)
@@ -401,7 +401,15 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     crash_point("slice_staged", request.stream, 0)
     at.requests.ask(request)
     crash_point("slice_asked", request.stream, 0)
-    ended = _ended(at, request)
+    settings, stream = at.tools.settings, at.made.stream
+    ended = committed_or_withdrawn(
+        settings,
+        at.requests,
+        request,
+        lambda _: carry_out(at.requests, open_tables(settings, stream)),
+        at.tools.waits.commit,
+        at.tools.tell,
+    )
     if ended.state == "outdated":
         return ended.reason
     if ended.state != "committed":
@@ -409,10 +417,10 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     return at.report("committed", ended.version, rebuilt, difference)
 
 
-def _repair(settings: Settings, stream: Stream) -> None:
+def repair_idle(settings: Settings, stream: Stream) -> None:
     """Remove what a power cut has truncated, as a start of the stream would, if no driver runs: it looks itself."""
     try:
-        with take(settings, stream.name, purpose="slice", wait=0.0):
+        with take(settings, stream.name, purpose="repair", wait=0.0):
             repair(settings, stream)
     except LeaseBusy:
         return
@@ -467,24 +475,6 @@ def _lit(at: datetime) -> Column:
     from pyspark.sql import functions as F
 
     return F.timestamp_micros(F.lit(int(at.timestamp()) * 1_000_000 + at.microsecond))
-
-
-def _ended(at: _Attempt, request: SliceCommitRequest) -> SliceCommitRequest:
-    """Wait until the driver has carried the change out, or do it here if no driver runs; withdraw it in the end."""
-    deadline, told = time.monotonic() + at.tools.waits.commit, False
-    while True:
-        if (ended := at.requests.outcome(request.id)) is not None:
-            return ended
-        try:
-            with take(at.tools.settings, request.stream, purpose="slice", wait=0.0):
-                carry_out(at.requests, open_tables(at.tools.settings, at.made.stream))
-        except LeaseBusy as busy:
-            if not told:
-                at.tools.tell("the stream runs: its driver commits the slice at its next batch border")
-                told = True
-            if time.monotonic() > deadline:
-                at.requests.withdraw(request, f"not committed in time: {busy.found}")
-            time.sleep(_LOOK)
 
 
 def _closed_base(tools: Tools, made: Sliceable, chosen: SliceRange) -> SliceBase:

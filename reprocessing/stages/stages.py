@@ -67,10 +67,12 @@ from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, decode, ends_of
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.runtime.redrive_commits import refuse_begun
 from streaming_jobs.sinks.stored import Content
 from streaming_jobs.sinks.tables import begin_late
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import move
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
@@ -153,6 +155,7 @@ class TakeSavepoint(OfOneStream):
         """Check the plan again, now that the stream is stopped, and take the savepoint."""
         context = recovery.of(self.stream)
         context.base()
+        refuse_begun(RedriveRequests.of(context.settings, self.stream))
         if self.plan.until is not None:
             refuse_other_changes(context, waiting=True)
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)

@@ -13,6 +13,10 @@ A second transaction identifier separates two drivers of the same generation. It
 under which the commit was made (`state/lease.py`):
 
     appId   = recourse-epoch:<stream>                version = epoch; a table without it is in epoch 0
+
+A redrive moves neither: it has a transaction of its own, so that each of its tables takes it once:
+
+    appId   = recourse-redrive:<stream>:<id>         version = 1
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange, decode_ranges, encode_ranges, is_packed
 
-Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice"]
+Kind = Literal["batch", "fence", "publish", "upkeep", "schema", "slice", "redrive"]
 LEDGER_KEY = "recourse"
 """The key of an entry inside `userMetadata`; its value is the entry's format."""
 PLAIN, PACKED = 1, 2
@@ -60,6 +64,11 @@ def app_id(stream: str, table: str) -> str:
 def epoch_id(stream: str) -> str:
     """The transaction appId of the epochs of a stream's leases, the same in all of its tables."""
     return f"recourse-epoch:{stream}"
+
+
+def redrive_id(stream: str, redrive: str | None) -> str:
+    """The transaction appId of a redrive, the same in all tables that it writes."""
+    return f"recourse-redrive:{stream}:{redrive}"
 
 
 class CodeVersion(NamedTuple):

@@ -34,6 +34,14 @@ SLICE_POINTS = (
 )
 """The points of the rebuild of a slice; the batch is 0."""
 
+REDRIVE_POINTS = (
+    "redrive_staged",  # the rows are computed and kept, nothing waits for the driver
+    "redrive_asked",  # the redrive is left for whoever may commit it
+    "redrive_next",  # before the first table takes it, and between two tables
+    "redrive_ended",  # the outcome is written, the rows are still kept
+)
+"""The points of a redrive; the batch is 0, of `redrive_next` the number of tables that have taken it."""
+
 SAVEPOINT_POINTS = ("savepoint_of_name",)  # a stream has its savepoint, the name of all of them is not written
 """The point of a savepoint of several streams; the batch is 0."""
 

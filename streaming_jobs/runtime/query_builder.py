@@ -65,6 +65,7 @@ from streaming_jobs.sources.kafka import KAFKA, KafkaSource
 from streaming_jobs.sources.planner import DRIVER_SHARE, FIRST, BatchLimits
 from streaming_jobs.state import checkpoint, stream_record
 from streaming_jobs.state.ledger_file import FirstReads
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.savepoint_retention import PeriodicSavepoints, try_take
 from streaming_jobs.state.set_aside import SetAside, SetAsideFile
 from streaming_jobs.state.slice_requests import SliceRequests
@@ -304,7 +305,7 @@ class QueryBuilder:
             StreamFolder.of(self.settings, name).output_plans, record.code[-1].hash, by_table, frames.values()
         )
         handle = QueryHandle(spark, [self._times_of(s.parameter) for s in sources])
-        slices = SliceCommits(SliceRequests.of(self.settings, name), tables)
+        slices = SliceCommits(SliceRequests.of(self.settings, name), RedriveRequests.of(self.settings, name), tables)
         sinks = sinks_of(self.stream, tables, self.stream_settings, external)
         isolation = Isolation.of(
             self.stream,

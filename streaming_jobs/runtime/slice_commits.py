@@ -1,8 +1,8 @@
-"""Rebuilt slices in the driver: a change that waits is committed between two batches, also of an idle stream.
+"""Rebuilt slices and redrives in the driver: committed between two batches, also of an idle stream.
 
 Only one thread may write a table. A batch runs in a thread of Spark's; `around` lets it hold a lock, which `look`,
 called by the session's main thread, takes only if no batch runs. No failure here ends the stream: it becomes the
-outcome of the slice.
+outcome of the change. Only a redrive that one table has, and another one does not take, holds the next batch up.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from streaming_jobs.errors import RecourseError
+from streaming_jobs.errors import RecourseError, TransientError
 from streaming_jobs.runtime.crash_points import crash_point
+from streaming_jobs.runtime.redrive_commits import carry_out_redrives, refuse_begun
 from streaming_jobs.sinks.sliced import SliceOutdated, sliced
 from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 
 if TYPE_CHECKING:
@@ -32,9 +34,13 @@ PUT_OFF = 5.0
 
 
 class BatchFunction(Protocol):
-    """The function of a batch; while `in_batch` is true, the stream does not count as ended."""
+    """The function of a batch; while `in_batch` is true, the stream does not count as ended.
+
+    `failure` is the exception that ends its query: Spark passes on only the text.
+    """
 
     in_batch: bool
+    failure: BaseException | None
 
     def __call__(self, frame: DataFrame, number: int, /) -> None:
         """Run the batch."""
@@ -42,9 +48,10 @@ class BatchFunction(Protocol):
 
 @dataclass
 class SliceCommits:
-    """The waiting slices of one stream and its open tables, by name."""
+    """The waiting slices and redrives of one stream and its open tables, by name."""
 
     requests: SliceRequests
+    redrives: RedriveRequests
     tables: Mapping[str, StoredTable]
     clock: Callable[[], float] = time.monotonic
     _batch: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -52,14 +59,18 @@ class SliceCommits:
     """Until when nothing is tried, and why."""
 
     def around(self, batch: BatchFunction) -> Callable[[DataFrame, int], None]:
-        """The function of a batch, with waiting slices committed before it; that counts as a part of the batch."""
+        """The function of a batch, with waiting changes committed before it; that counts as a part of the batch."""
 
         def run(frame: DataFrame, number: int) -> None:
             with self._batch:
-                if self.requests.any_waiting():
+                if self._any_waiting():
                     batch.in_batch = True
                     try:
                         self._commit()
+                        refuse_begun(self.redrives)
+                    except TransientError as error:
+                        batch.failure = error
+                        raise
                     finally:
                         batch.in_batch = False
                 batch(frame, number)
@@ -67,22 +78,26 @@ class SliceCommits:
         return run
 
     def look(self) -> None:
-        """Commit waiting slices, unless a batch runs: then its end will."""
-        if self.requests.any_waiting() and self._batch.acquire(blocking=False):
+        """Commit waiting changes, unless a batch runs: then its end will."""
+        if self._any_waiting() and self._batch.acquire(blocking=False):
             try:
                 self._commit()
             finally:
                 self._batch.release()
 
+    def _any_waiting(self) -> bool:
+        return self.requests.any_waiting() or self.redrives.any_waiting()
+
     def _commit(self) -> None:
-        if self.clock() < self._put_off[0] or not self.requests.any_waiting():
+        if self.clock() < self._put_off[0] or not self._any_waiting():
             return
         try:
+            carry_out_redrives(self.redrives, self.tables)
             carry_out(self.requests, self.tables)
         except (RecourseError, OSError) as error:  # tried again later, until the request expires
             reason = str(error)[:300]
             if reason != self._put_off[1]:
-                log.warning("slices put off", reason=reason)
+                log.warning("changes put off", reason=reason)
             self._put_off = self.clock() + PUT_OFF, reason
 
 

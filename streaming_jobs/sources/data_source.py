@@ -349,7 +349,8 @@ class FrameSource(ABC):
 
     def held(self, spark: SparkSession, rows: pa.Table) -> DataFrame:
         """Records of `judged` that the driver has in memory, as such a frame."""
-        return spark.createDataFrame(rows, self._reading(f"{self.kind}-held-{self.parameter}", "all", {}).schema)
+        whole = rows if rows.num_rows else rows.schema.empty_table()  # PySpark takes no table without any chunk
+        return spark.createDataFrame(whole, self._reading(f"{self.kind}-held-{self.parameter}", "all", {}).schema)
 
     def counts_held(self, rows: pa.Table) -> SourceCounts:
         """The counts of records of `judged` that the driver has in memory."""

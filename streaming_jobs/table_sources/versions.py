@@ -3,6 +3,7 @@
 | commit | rows |
 |---|---|
 | a batch of the stream that writes the table | those that it added |
+| a redrive of it | those that it added; none of the table of what was set aside, out of which it takes rows |
 | a recovery's publish | those of records that no batch had read before (`LedgerEntry.new`); the others replace rows |
 | upkeep, fence, schema, slice | none |
 | of another program, only adding rows | all of them; in a table of ours (1) |
@@ -281,6 +282,8 @@ class TableVersions:
             return []
         if entry.kind == "publish":
             return self._published(number, entry, adds)
+        if rewrites and entry.kind == "redrive":
+            return []
         if rewrites:
             raise PreflightRefused(
                 f"version {number} of table {self.name}, batch {entry.batch} of stream {entry.stream}, rewrote rows: "

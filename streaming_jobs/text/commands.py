@@ -154,6 +154,14 @@ def rebuild_slice(stream: str, table: str, begin: str, end: str) -> str:
     return _command("slices", "rebuild", stream, **{"table": table, "from": begin, "to": end})
 
 
+def redrive(stream: str, **options: object) -> str:
+    return _command("deadletters", "replay", stream, **options)
+
+
+def list_redrives(stream: str) -> str:
+    return _command("deadletters", "list", stream, redrives=True)
+
+
 def run_suites(*suites: str) -> str:
     return _command("quality", "run", *suites)
 

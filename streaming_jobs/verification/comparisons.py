@@ -99,18 +99,20 @@ def _foreign(exam: Examination, table: StreamTable) -> None:
 def _counts(exam: Examination, table: StreamTable, rows: int, version: int) -> None:
     written = exam.coverage.written
     slices = [one for one in exam.slices(table.name) if one.is_in(version)]
+    redriven = [one for one in exam.redriven(table.name) if one.is_in(version)]
     if exam.accepted(table.name):
         exam.tell(table.name, "row counts", "not compared", ACCEPTED)
-    elif reason := uncounted(slices, exam.position[0] if exam.position else None):
+    elif reason := uncounted(slices, redriven, exam.position[0] if exam.position else None):
         exam.tell(table.name, "row counts", "not compared", reason)
     elif written is None:
         missing = exam.coverage.missing
         exam.tell(table.name, "row counts", "unproved", f"entries that are gone, by batches: {missing:,}")
-    elif (due := written.get(table.counted, 0) + sum(one.after - one.before for one in slices)) != rows:
+    elif (due := written.get(table.counted, 0) + sum(one.after - one.before for one in (*slices, *redriven))) != rows:
         text = f"{counted(rows, 'row', 'is', 'are')} there, the entries say that {due:,} were written"
         exam.tell(table.name, "row counts", "wrong", text)
     else:
         also = f", with {counted(len(slices), 'rebuilt slice')}" if slices else ""
+        also += f", with {counted(len(redriven), 'redrive')}" if redriven else ""
         text = f"{counted(rows, 'row')}, as many as the entries say were written{also}"
         exam.tell(table.name, "row counts", "ok", text)
 

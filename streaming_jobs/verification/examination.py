@@ -10,7 +10,7 @@ from streaming_jobs.verification.dead_letters import Refusals
 from streaming_jobs.verification.delta_log import read_commit, versions
 from streaming_jobs.verification.lineage import Batch, Coverage
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.state_evidence import RebuiltSlice, StateEvidence, by_other_code
+from streaming_jobs.verification.state_evidence import ChangedRows, Redriven, StateEvidence, by_other_code, uncounted
 from streaming_jobs.verification.subject import Comparison, ComparisonOutcome, Subject
 from streaming_jobs.verification.topic import CommittedTopic
 
@@ -82,8 +82,19 @@ class Examination:
         """True if a foreign commit has changed the rows of that table, and was accepted."""
         return self.beside is not None and self.beside.changed(table)
 
-    def slices(self, table: str) -> list[RebuiltSlice]:
+    def slices(self, table: str) -> list[ChangedRows]:
         return self.beside.slices_of(table) if self.beside is not None else []
+
+    def redriven(self, table: str) -> list[ChangedRows]:
+        """What redrives have changed in that table."""
+        return self.beside.redriven_into(table) if self.beside is not None else []
+
+    @property
+    def redrives(self) -> tuple[Redriven, ...]:
+        """The committed redrives of the stream since its last recovery."""
+        generation = self.position[0] if self.position else None
+        every = self.beside.redriven if self.beside is not None else ()
+        return tuple(each for each in every if not uncounted((), each.parts, generation))
 
     def replaced(self, table: str) -> bool:
         """True if rebuilt slices of that table may have other rows than the batches made."""

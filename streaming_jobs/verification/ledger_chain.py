@@ -4,7 +4,7 @@ The rules for an entry: it names its own stream and table; it carries the table'
 belongs to its generation and batch; generations never decrease, batches increase by one; each topic and partition
 continues exactly where the batch before ended. Any other commit that changes rows is a fault.
 
-A rebuilt slice changes rows but is not a batch: it moves neither transaction nor offsets.
+A rebuilt slice and a redrive change rows but are no batches: they move neither the stream's transaction nor offsets.
 
 The chain restarts at the publish of a recovery: its rows were written elsewhere, so offsets up to there are trusted,
 not verified. A publish that changes no rows skipped forward: the offsets between are neither lost nor read.
@@ -72,6 +72,8 @@ class Chain:
             self._published(entry, rebuilt=commit.changes_rows)
             return
         if entry.kind == "slice" and not commit.txns:  # rows of a range were rebuilt; the stream's position stays
+            return
+        if entry.kind == "redrive" and f"recourse:{self.stream}:{self.table}" not in commit.txns:
             return
         if entry.kind != "batch":
             if commit.changes_rows:

@@ -161,6 +161,8 @@ class _ComparedRecords:
         missing = np.setdiff1d(np.setdiff1d(due, unique), taken.places)
         dropped = dropped_of(exam, table, missing)
         missing = np.setdiff1d(missing, dropped)
+        redriven = np.intersect1d(missing, np.union1d(*redriven_without_row(exam)))
+        missing = np.setdiff1d(missing, redriven)
         due = np.intersect1d(due, unique)
         extra = unique[~within(unique, (span for span in exam.coverage.spans if span.topic == topic.name))]
         maybe = _excused(exam, missing, letters)
@@ -189,6 +191,8 @@ class _ComparedRecords:
             notes.append(f"{counted(len(due), 'record', 'is', 'are')} each in exactly one row")
         if taken.quarantined or len(dropped):
             notes.append(f"without a row are {taken.quarantined:,} (in the quarantine) and {len(dropped):,} (dropped)")
+        if len(redriven):
+            notes.append(f"without a row are {counted(len(redriven), 'record')} that the code of a redrive left out")
         if total(self.at_most) > total(self.exactly) or table.keys:
             why = "a later row of its key replaces it" if table.keys else f"the plan leaves some out ({made.nodes})"
             notes.append(f"no record is in two rows ({why}: which ones are there is not compared)")
@@ -206,7 +210,8 @@ class _ComparedRecords:
             return
         most = len(np.setdiff1d(_held(self.topic, self.exactly), letters.whole))
         refused = letters.fitting(columns)
-        due = most - refused - taken.rows
+        left_out, unknown = redriven_without_row(exam)
+        due = most - refused - taken.rows - len(left_out)
         less = f" ({refused:,} of which the table cannot hold)" if refused else ""
         less += f" ({taken.quarantined:,} quarantined and {taken.dropped:,} dropped)" if taken.rows else ""
         should = f"{counted(most, 'record', 'makes', 'make')} one row each{less}, and"
@@ -214,6 +219,8 @@ class _ComparedRecords:
             exam.tell(table.name, "records", "ok", f"{should} as many rows are there")
         elif exam.accepted(exam.subject.dead_letters):
             exam.tell(table.name, "records", "not compared", _LETTERS_CHANGED)
+        elif len(unknown):
+            exam.tell(table.name, "records", "not compared", "how many rows redriven records have made is not known")
         elif most - len(letters.rows) <= rows + taken.rows <= most and exam.subject.outputs > 1:
             text = f"{should} {counted(rows, 'row', 'is', 'are')} there; which table's rows were refused is not known"
             exam.tell(table.name, "records", "unproved", text)
@@ -392,6 +399,18 @@ def dropped_of(exam: Examination, table: StreamTable, missing: Packed) -> Packed
     return np.concatenate(explained)
 
 
+def redriven_without_row(exam: Examination) -> tuple[Packed, Packed]:
+    """Places of redriven records of which the redrive's code made no row, and of those of which that is not known."""
+    topic = exam.subject.topic
+
+    def packed_of(places: Iterable[tuple[str, int, int]]) -> Packed:
+        return np.array([place_of(p, o) for t, p, o in places if t == topic], dtype=np.int64)
+
+    left_out = packed_of(place for each in exam.redrives for place in each.without_row)
+    unknown = packed_of(place for each in exam.redrives for place in each.unknown)
+    return left_out, unknown
+
+
 def compare_batches(exam: Examination, table: StreamTable, outputs: dict[str, PlanOutput]) -> None:
     """Check the equation of every batch whose records the topic still holds."""
     if table.name != exam.subject.table or table.keys or exam.subject.others or exam.subject.outputs > 1:
@@ -423,7 +442,24 @@ def compare_batches(exam: Examination, table: StreamTable, outputs: dict[str, Pl
     elif checked:
         records = sums.pop("records")
         batches = "its one batch" if checked == 1 else f"each of {checked:,} batches"
-        exam.tell(table.name, "equation", "ok", f"in {batches}; in all {records:,} records = {_sum(sums)}")
+        text = f"in {batches}; in all {records:,} records = {_sum(sums)}"
+        exam.tell(table.name, "equation", "ok", f"{text}{_after_redrives(exam, table, sums)}")
+
+
+def _after_redrives(exam: Examination, table: StreamTable, sums: Mapping[str, int]) -> str:
+    """The numbers with those of the redrives, in words; empty without any, or if a redrive's code makes other rows.
+
+    A redriven record is a row, or quarantined, or left out, and no dead letter any more.
+    """
+    names = {"written": table.name, "quarantined": table.quarantine, "dead letters": exam.subject.dead_letters}
+    moved = {word: sum(one.after - one.before for one in exam.redriven(name)) for word, name in names.items()}
+    left_out, unknown = redriven_without_row(exam)
+    moved["dropped"] = len(left_out)
+    every = exam.beside.redriven if exam.beside is not None else ()
+    if not every or len(exam.redrives) < len(every) or len(unknown) or sum(moved.values()):
+        return ""
+    now = {word: number + moved[word] for word, number in sums.items()}
+    return f"; after {counted(len(exam.redrives), 'redrive')} {_sum(now)}"
 
 
 def _parts(entry: Entry, table: str) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
     <state>/<stream>/ledger/2026-11-21.jsonl[.gz]   a line per batch, kept for days
     <state>/<stream>/stream.json                    generations and where each began, topics, what was skipped
-    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`RebuiltSlice`)
+    <state>/<stream>/slices/<id>.json               ranges of rows that were rebuilt (`ChangedRows`)
+    <state>/<stream>/redrives/<id>.json             what became of records that were set aside (`Redriven`)
     <state>/<stream>/outputs.json                   which rows the plans of the stream's code make of a record
 
 The verifier has its own reader of these files, as it has one of the logs (`delta_log.py`).
@@ -84,7 +85,8 @@ class StateEvidence:
     accepted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     lines: Mapping[tuple[int, int], Entry] = field(default_factory=dict, repr=False)
     outputs: Mapping[str, Mapping[str, PlanOutput]] = field(default_factory=dict)
-    slices: tuple[RebuiltSlice, ...] = ()
+    slices: tuple[ChangedRows, ...] = ()
+    redriven: tuple[Redriven, ...] = ()
 
     @property
     def begins(self) -> dict[tuple[str, int], int]:
@@ -114,6 +116,7 @@ class StateEvidence:
                 lines=dict(_ledger_lines(folder / "ledger", stream)),
                 outputs=outputs_of(state, stream),
                 slices=tuple(rebuilt_slices(folder / "slices")),
+                redriven=tuple(redriven(folder / "redrives")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / 'stream.json'} has no {error}") from error
@@ -122,9 +125,13 @@ class StateEvidence:
         """True if another writer's change to that table was accepted."""
         return bool(self.accepted.get(table))
 
-    def slices_of(self, table: str) -> list[RebuiltSlice]:
+    def slices_of(self, table: str) -> list[ChangedRows]:
         """The slices of that table that were rebuilt, or that wait for their commit."""
         return [one for one in self.slices if one.table == table]
+
+    def redriven_into(self, table: str) -> list[ChangedRows]:
+        """What redrives have changed in that table, or will change at their commit."""
+        return [part for one in self.redriven for part in one.parts if part.table == table]
 
     def life(self, number: int) -> Life | None:
         return next((life for life in self.lives if life.number == number), None)
@@ -231,7 +238,7 @@ def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
     )
 
 
-# Rebuilt slices of a stream's tables, according to their files beside the state: no batch wrote their rows.
+# Rebuilt slices and redrives, according to their files beside the state: no batch wrote their rows.
 #
 # A rebuilt slice holds what the function makes of its records, so a truth of the user's own still holds for every
 # row. What the batches' entries say of the table changes: its number of rows, by that of each slice before and
@@ -239,8 +246,8 @@ def _entry(stream: str, value: Mapping[str, Any]) -> Entry:
 
 
 @dataclass(frozen=True)
-class RebuiltSlice:
-    """One slice: the numbers of its rows before and after, and the code that made them.
+class ChangedRows:
+    """A slice, or what a redrive does to one table: its numbers of rows before and after, and the code that made them.
 
     `version` is that of the table with it; `waits`: not committed yet.
     """
@@ -258,37 +265,77 @@ class RebuiltSlice:
         return self.version is None or self.version <= version
 
 
-def rebuilt_slices(folder: Location) -> Iterator[RebuiltSlice]:
+def rebuilt_slices(folder: Location) -> Iterator[ChangedRows]:
     """Yields committed slices, and slices that wait; raises ValueError for an unreadable file."""
+    for value in _requests(folder):
+        yield _changed(value, value)
+
+
+@dataclass(frozen=True)
+class Redriven:
+    """One redrive: what it changed in each table, and the records of which none, or no known row, became."""
+
+    parts: tuple[ChangedRows, ...]
+    without_row: tuple[tuple[str, int, int], ...]
+    unknown: tuple[tuple[str, int, int], ...]
+
+
+def redriven(folder: Location) -> Iterator[Redriven]:
+    """Yields committed redrives, and redrives that wait; raises ValueError for an unreadable file."""
+    for value in _requests(folder):
+        by_outcome: dict[str, list[tuple[str, int, int]]] = {}
+        for each in value["records"]:
+            place = str(each["topic"]), int(each["partition"]), int(each["offset"])
+            by_outcome.setdefault(str(each["outcome"]), []).append(place)
+        yield Redriven(
+            tuple(_changed(value, part) for part in value["parts"]),
+            (*by_outcome.get("dropped", ()), *by_outcome.get("no row", ())),
+            tuple(by_outcome.get("redriven", ())),
+        )
+
+
+def _requests(folder: Location) -> Iterator[dict[str, Any]]:
+    """Yields the changes of a folder that were committed, or wait."""
     for path in sorted([*folder.glob("*.json"), *(folder / "waiting").glob("*.json")], key=str):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            entry = json.loads(value["entry"])
-            if value["state"] in ("committed", "waiting"):
-                yield RebuiltSlice(
-                    str(value["table"]),
-                    int(entry["generation"]),
-                    str(entry["code"]["hash"]),
-                    int(entry["rows"]["before"]),
-                    int(entry["rows"]["after"]),
-                    value["state"] == "waiting",
-                    value.get("version"),
-                )
+            if value["state"] in ("committed", "committing", "waiting"):
+                yield value
         except FileNotFoundError:  # it was committed since the folder was listed
             continue
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} has no {error}") from error
 
 
-def uncounted(slices: Sequence[RebuiltSlice], generation: int | None) -> str:
-    """The reason why the rows of a table with these slices cannot be counted; empty if they can be."""
+def _changed(request: Mapping[str, Any], part: Mapping[str, Any]) -> ChangedRows:
+    try:
+        entry = json.loads(part["entry"])
+        return ChangedRows(
+            str(part["table"]),
+            int(entry["generation"]),
+            str(entry["code"]["hash"]),
+            int(entry["rows"]["before"]),
+            int(entry["rows"]["after"]),
+            request["state"] != "committed",
+            part.get("version"),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"change {request.get('id')} has no {error}") from error
+
+
+def uncounted(slices: Sequence[ChangedRows], redriven: Sequence[ChangedRows], generation: int | None) -> str:
+    """The reason why the rows of a table with these changes cannot be counted; empty if they can be."""
     if any(one.waits for one in slices):
         return "a slice of it waits for its commit"
+    if any(one.waits for one in redriven):
+        return "a redrive waits for its commit"
     if any(one.generation != generation for one in slices):
         return "slices of it were rebuilt before a recovery"
+    if any(one.generation != generation for one in redriven):
+        return "records were redriven before a recovery"
     return ""
 
 
-def by_other_code(slices: Sequence[RebuiltSlice], codes: set[str]) -> bool:
+def by_other_code(slices: Sequence[ChangedRows], codes: set[str]) -> bool:
     """True if the rows of a slice may be other rows than the batches' code made."""
     return bool(slices) and codes != {one.code for one in slices}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.ledger.entry import LedgerEntry, epoch_id
+from streaming_jobs.ledger.entry import LedgerEntry, epoch_id, redrive_id
 from streaming_jobs.platform.delta_log import actions, commit_file, names_on_disk, read_commit, versions_in_log
 from streaming_jobs.sinks import stored
 from streaming_jobs.sinks.stored import Commit
@@ -68,6 +68,11 @@ WRITER = "recourse.writer"
 def moving(entry: LedgerEntry, app: str, epoch: int = 0, writer: str = "") -> CommitProperties:
     """Properties of a commit that moves the table to the entry's position; no retry: no commit may come between."""
     return _properties(entry, {app: entry.txn.version, epoch_id(entry.stream): epoch}, 0, writer)
+
+
+def redriving(entry: LedgerEntry, epoch: int = 0, writer: str = "") -> CommitProperties:
+    """Properties of a redrive's commit to one table, which happens once and leaves the stream's position as it is."""
+    return _properties(entry, {redrive_id(entry.stream, entry.plan): 1, epoch_id(entry.stream): epoch}, 0, writer)
 
 
 def _properties(

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructField, StructType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import CommitImpossible, CommitRefused, Fenced, PreflightRefused, RecourseError, UsageError
-from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, app_id, epoch_id, redrive_id
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.delta_log import read_commit
 from streaming_jobs.platform.failures import classify
@@ -36,12 +36,13 @@ from streaming_jobs.sinks.delta import column_bounds, dead_letters
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
-from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, WRITER, moving, newest, noted, sync_commits, walk
+from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, WRITER, moving, newest, noted, redriving, sync_commits, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
 from streaming_jobs.sinks.delta.table_files import on_disk, table_files
 from streaming_jobs.sinks.delta.writers import not_by_spark, prepare_write
+from streaming_jobs.sinks.redriven import RedrivenTable
 from streaming_jobs.sinks.sliced import SlicedTable
 from streaming_jobs.sinks.stored import (
     Commit,
@@ -181,7 +182,7 @@ class DeltaSink:
         write: Callable[[DeltaTable, CommitProperties], object],
         done: Callable[[LedgerEntry], bool] | None = None,
     ) -> int | None:
-        """Commit once for the entry's batch; returns the table's new version, or None if the batch is in it already.
+        """Commit once for the entry's batch or redrive; returns the new version, or None if the table has it already.
 
         `done` decides that instead of `holds`, which it has to call too. `write` must make exactly one commit
         with the properties it is given, through the handle it is given; it is called again, on the refreshed handle,
@@ -207,7 +208,7 @@ class DeltaSink:
                     raise self._failed(error) from error
                 if not self._is_ours(version + 1):
                     continue
-            if self.handle.version() == version + 1:
+            if self.handle.version() == version + 1 and entry.kind != "redrive":
                 self._at = (version + 1, entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
@@ -217,7 +218,7 @@ class DeltaSink:
         if isinstance(self.path, StorePath):
             return self.handle.version() > before
         self.update()
-        return self.position is not None and self.position >= entry.txn
+        return self._has(entry)
 
     def _is_ours(self, version: int) -> bool:
         """True for a commit to a store that was made although the store, or its client's repetition, has refused it."""
@@ -238,7 +239,10 @@ class DeltaSink:
         return classify(error)
 
     def holds(self, entry: LedgerEntry) -> bool:
-        """True if the table, as it is now, has the entry's batch; raises Fenced, LeaseLost and ForeignWrite."""
+        """True if the table, as it is now, has the entry's batch or redrive.
+
+        Raises Fenced, LeaseLost and ForeignWrite.
+        """
         self.update()
         return self._holds(entry)
 
@@ -249,7 +253,12 @@ class DeltaSink:
             raise self.fenced(at, entry)
         self._refuse_later_epoch()
         self._refuse_foreign()
-        return at is not None and at >= entry.txn
+        return self._has(entry)
+
+    def _has(self, entry: LedgerEntry) -> bool:
+        if entry.kind == "redrive":
+            return self.handle.transaction_version(redrive_id(entry.stream, entry.plan)) is not None
+        return self.position is not None and self.position >= entry.txn
 
     def committed(self) -> int:
         """Have our commit on disk, and remember it as ours; returns the table's version."""
@@ -330,7 +339,10 @@ class DeltaSink:
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
         epoch = 0 if self.lease is None else self.lease.epoch
-        return moving(entry, self.app_id, epoch, self._writer if isinstance(self.path, StorePath) else "")
+        writer = self._writer if isinstance(self.path, StorePath) else ""
+        if entry.kind == "redrive":
+            return redriving(entry, epoch, writer)
+        return moving(entry, self.app_id, epoch, writer)
 
     def add_columns(self, fields: Sequence[StructField], generation: int) -> None:
         """Add columns, null in all rows that are there."""
@@ -460,6 +472,12 @@ class DeltaSink:
         from streaming_jobs.sinks.delta.slice_staging import DeltaSlices  # it needs PySpark
 
         return DeltaSlices(self)
+
+    def redriven(self) -> RedrivenTable:
+        """The table as one that takes the rows of redrives."""
+        from streaming_jobs.sinks.delta.redriven import DeltaRedriven
+
+        return DeltaRedriven(self)
 
     def complete(self, version: int) -> bool:
         """True if the files of a version are all there."""

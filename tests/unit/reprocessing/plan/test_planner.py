@@ -29,9 +29,11 @@ from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageErro
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, Txn
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.sinks.redriven import RedrivenRecord
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -294,6 +296,19 @@ def test_a_slice_that_was_rebuilt_after_the_base_is_named_since_the_replay_does_
     notes = life.plan_to(Target("batch", "2")).notes
     assert any("slice 2013-03-01 of table things" in note for note in notes) == after
     assert not any("slice" in note for note in life.plan_to(Target("batch", "-1")).notes)
+
+
+def test_redrives_that_the_base_lacks_are_named_with_the_command_that_repeats_them(life: Life) -> None:
+    life.savepoint(2)
+    table = next(each for each in savepoints.savepoints(life.settings, STREAM.name)[0].tables if each.name == "things")
+    entry = LedgerEntry("redrive", STREAM.name, "things", 1, 2, plan="r-1").encode()
+    records = (RedrivenRecord("things", 0, 1, "malformed_json", "row"),)
+    parts = (RedrivePart("things", "add", entry, table.version + 1),)
+    request = RedriveRequest("r-1", STREAM.name, "dead letters", STREAM.dead_letters, records, parts, 0.0, {})
+    RedriveRequests.of(life.settings, STREAM.name).end(request.ended("committed"))
+    notes = life.plan_to(Target("batch", "2")).notes
+    assert any("1 record of table" in note and f"deadletters replay {STREAM.name}" in note for note in notes)
+    assert not any("redriven" in note for note in life.plan_to(Target("batch", "-1")).notes)
 
 
 def test_a_rule_on_a_column_that_the_fix_adds_is_asked_of_the_rebuilt_rows(life: Life) -> None:

@@ -24,7 +24,9 @@ from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetBounds
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.redrive_requests import RedriveRequest, RedriveRequests
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CorrectedBatches, Generation
@@ -233,6 +235,20 @@ def test_a_slice_that_was_rebuilt_after_the_end_is_refused(life: Life) -> None:
     assert plan(life, "batch 5").until is not None, "version 6 is batch 5"
     rebuilt("things-2", 8)
     with pytest.raises(UsageError, match="slice a day of table things was rebuilt after g0001 batch 5"):
+        plan(life, "batch 5")
+
+
+def test_a_redrive_after_the_end_or_one_that_waits_is_refused(life: Life) -> None:
+    requests = RedriveRequests.of(life.settings, STREAM.name)
+    waiting = RedriveRequest("r-1", STREAM.name, "dead letters", STREAM.dead_letters, (), (), time.time() + 60, {})
+    requests.ask(waiting)
+    with pytest.raises(UsageError, match="redrive r-1 waits for its commit"):
+        plan(life, "batch 5")
+    requests.end(waiting.committed({}))
+    assert plan(life, "batch 5").until is not None
+    entry = LedgerEntry("redrive", STREAM.name, "things", 1, 7, plan="r-1", note="3 dead letters")
+    life.stored().commit_actions([], noted(entry))
+    with pytest.raises(UsageError, match="3 dead letters were redriven into table things after g0001 batch 5"):
         plan(life, "batch 5")
 
 

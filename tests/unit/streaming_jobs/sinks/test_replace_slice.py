@@ -25,6 +25,7 @@ from streaming_jobs.sinks.delta.slice_staging import STAGED
 from streaming_jobs.sinks.sliced import SliceOutdated
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints
+from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.testing import MemoryLeases
 from tests.support import ROOT
@@ -51,7 +52,8 @@ def carry_out_all(life: Days) -> None:
 
 
 def commits_of(life: Days, **options: Any) -> SliceCommits:
-    return SliceCommits(life.requests, open_tables(life.settings, life.stream), **options)
+    redrives = RedriveRequests.of(life.settings, life.stream.name)
+    return SliceCommits(life.requests, redrives, open_tables(life.settings, life.stream), **options)
 
 
 def ended(life: Days) -> SliceCommitRequest:

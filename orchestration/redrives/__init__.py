@@ -1,0 +1,1 @@
+"""Redrives from the command line and from Dagster. Read `definitions.py` first."""

@@ -1,0 +1,115 @@
+"""The choice of what is redriven, and the ranges in which its records are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprocessing.redrive.records import ranges
+from reprocessing.redrive.refusals import check_stream, refused_rows
+from reprocessing.redrive.selection import OffsetChoice, SetAside, by_reason, choice
+from streaming_jobs import DeltaTable, Holds, Json, KafkaSink, KafkaTopic, Stream, Unique
+from streaming_jobs.errors import UsageError
+from streaming_jobs.sinks.redriven import Place
+
+TOPIC = KafkaTopic("orders", value=Json({"id": "int"}))
+NOW = datetime(2026, 11, 26, tzinfo=UTC).timestamp()
+
+
+def aside(place: Place | None = ("orders", 0, 5), reason: str = "malformed_json", **values: Any) -> SetAside:
+    given = {"of": "", "detail": "at byte 3", "rules": (), "at": NOW - 3600, "values": {}, **values}
+    return SetAside(place=place, reason=reason, **given)
+
+
+def chosen(row: SetAside, **options: Any) -> bool:
+    names = ("older_than", "newer_than", "reason", "rule", "error", "offsets")
+    return choice(*(options.get(name) for name in names)).has(row, NOW)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"older_than": "30 minutes"}, True),
+        ({"older_than": "2 hours"}, False),
+        ({"newer_than": "2 hours"}, True),
+        ({"newer_than": "30 minutes"}, False),
+        ({"reason": "malformed_json"}, True),
+        ({"reason": "json"}, False),
+        ({"error": "BYTE 3"}, True),
+        ({"error": "byte 4"}, False),
+        ({"rule": "cheap"}, False),
+        ({"offsets": ["orders"]}, True),
+        ({"offsets": ["orders/1", "orders/0:4-6"]}, True),
+        ({"offsets": ["orders/0:6", "orders/1:5", "others/0:5"]}, False),
+        ({"reason": "malformed_json", "offsets": ["orders/0:6"]}, False),
+    ],
+)
+def test_what_meets_every_condition_is_chosen(options: Mapping[str, Any], expected: bool) -> None:
+    assert chosen(aside(), **options) == expected
+
+
+def test_what_names_no_record_or_no_time_is_old_and_in_no_range() -> None:
+    row = aside(None, at=None)
+    assert chosen(row, older_than="1 hour") and not chosen(row, newer_than="1 hour")
+    assert not chosen(row, offsets=["orders"])
+
+
+@pytest.mark.parametrize("text", ["", "orders/", "orders/x", "orders/0:", "orders/0:5-", "a:5"])
+def test_a_wrong_range_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="no range of offsets"):
+        OffsetChoice.parse(text)
+
+
+@given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 5_000))))
+def test_ranges_have_every_place_once_and_no_long_gap(places: set[tuple[int, int]]) -> None:
+    made = list(ranges(places))
+    within = [(p, o) for p, o in places for partition, (begin, end) in made if p == partition and begin <= o < end]
+    assert sorted(within) == sorted(places)
+    for partition, (begin, end) in made:
+        offsets = sorted(o for p, o in places if p == partition and begin <= o < end)
+        assert (offsets[0], offsets[-1]) == (begin, end - 1)
+        assert all(after - before <= 501 for before, after in pairwise(offsets))
+
+
+def test_reasons_are_counted_the_most_first() -> None:
+    rows = [aside(), aside(("orders", 0, 6), "null_key"), aside(("orders", 0, 7), "null_key", at=NOW)]
+    counted = by_reason(rows)
+    assert [(each["reason"], each["number"]) for each in counted] == [("null_key", 2), ("malformed_json", 1)]
+    assert (counted[0]["oldest"], counted[0]["newest"]) == ("2026-11-25 23:00:00+00:00", "2026-11-26 00:00:00+00:00")
+
+
+def rows(orders: Any) -> Any:
+    return orders
+
+
+@pytest.mark.parametrize(
+    ("sinks", "rules", "why"),
+    [
+        ({"out": KafkaSink(KafkaTopic("out", value=Json({"id": "int"})))}, {}, "writes topic out"),
+        ({"t": DeltaTable("t", keys=["id"])}, {}, "without an order"),
+        ({"t": DeltaTable("t", keys=["id"], order_by=["id"], delete_when="id < 0")}, {}, "deletes keys"),
+        ({"t": DeltaTable("t")}, {"t": [Unique("id", on_fail="drop")]}, "compares the rows of one batch"),
+    ],
+)
+def test_a_stream_that_cannot_be_redriven_is_refused_with_a_command(sinks: Any, rules: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        check_stream(Stream("orders", rows, {"orders": TOPIC}, sinks, rules=rules))
+    assert "recourse recover plan orders" in refused.value.next_step
+
+
+def test_rows_without_their_record_or_of_an_unknown_table_are_left_with_the_reason() -> None:
+    one = Stream("orders", rows, {"orders": TOPIC}, {"t": DeltaTable("t")})
+    two = Stream("orders", rows, {"orders": TOPIC}, {"t": DeltaTable("t"), "u": DeltaTable("u")})
+    check_stream(Stream("orders", rows, {"orders": TOPIC}, {"t": DeltaTable("t")}, rules={"t": [Holds("id > 0")]}))
+    of_row = aside(reason="null_key")
+    assert not list(refused_rows(one, [aside(), of_row]))
+    assert [row.reason for row, _ in refused_rows(two, [aside(), of_row])] == ["null_key"]
+    why = [why for _, why in refused_rows(one, [aside(None), aside(("others", 0, 1))])]
+    assert "does not name its record" in why[0] and "no longer reads topic others" in why[1]
