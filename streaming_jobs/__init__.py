@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from streaming_jobs.declare.format import Format
     from streaming_jobs.formats import Avro, CloudEvents, Csv, Debezium, Json, JsonSchema, Protobuf, Raw, Text
     from streaming_jobs.settings import Settings
+    from streaming_jobs.snapshots import read_snapshot
 
 _LAZY = {
     "Avro": "streaming_jobs.formats",
@@ -46,6 +47,7 @@ _LAZY = {
     "Text": "streaming_jobs.formats",
     "Topology": "streaming_jobs.catalog.topology",
     "archive": "streaming_jobs.catalog.archive",
+    "read_snapshot": "streaming_jobs.snapshots",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "Unique",
     "UsageError",
     "archive",
+    "read_snapshot",
     "salt",
     "stream",
     "truth",

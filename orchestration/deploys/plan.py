@@ -252,4 +252,4 @@ def tried(
     keep_state = [name for name, record in records.items() if record is not None and record.state_fingerprint]
     if len(keep_state) < len(names):
         say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
-    return plan.refusing({name: f"it keeps state, and {reason}" for name in keep_state})
+    return plan.refusing(dict.fromkeys(keep_state, f"it keeps state, and {reason}"))

@@ -19,9 +19,7 @@ from streaming_jobs.text.spelling import counted
 def rebuild_words(settings: Settings, stream: Stream) -> Iterator[str]:
     """Yields the lines; only the command if the stream's files or the broker do not say more."""
     try:
-        snapshot = look_for_plan(
-            settings, stream, lambda: Topics.of(settings.kafka, bootstrap_servers(settings))
-        )
+        snapshot = look_for_plan(settings, stream, lambda: Topics.of(settings.kafka, bootstrap_servers(settings)))
         yield from words_of(snapshot)
     except RecourseError as error:
         yield f"rebuild the state: {commands.plan(stream.name, to_batch=-1)}"

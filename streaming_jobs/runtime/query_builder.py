@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.declare.table import Emit, emits
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
+from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
@@ -45,7 +45,7 @@ from streaming_jobs.runtime.spark_plan import (
     traits,
     used_columns,
 )
-from streaming_jobs.runtime.state_changes import StateChange, classified, differences
+from streaming_jobs.runtime.state_changes import StateChange, classified, differences, other_state
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
     ConnectedSinks,
@@ -80,7 +80,6 @@ from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.lookups import LookupFrames, LookupHistory, LookupPins, Lookups
 from streaming_jobs.table_sources.source import TableSource
 from streaming_jobs.table_sources.topics import versions_of
-from streaming_jobs.text import commands
 from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
@@ -145,13 +144,6 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
         return writer.trigger(processingTime=f"{milliseconds(interval)} milliseconds")
     raise ConfigurationError(
         f"'{trigger}' is not a trigger", "use continuous, available-now, or 'every' and a duration"
-    )
-
-
-def other_state(stream: str, changes: str) -> PreflightRefused:
-    return PreflightRefused(
-        f"the state of stream {stream} was built by another aggregation: {changes}",
-        f"take the change back, or rebuild the tables: {commands.plan(stream, to_batch=-1)}",
     )
 
 
@@ -605,13 +597,12 @@ class QueryBuilder:
         frame = SharedPlan.of(self.stream.name, outputs).frame if shared else next(iter(outputs.values()))
         options = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
         refused = ""
-        if before or after:
+        if after and not differences(before, after):
             try:
                 with all_set_to(spark, {**options, "spark.sql.adaptive.enabled": "false"}):
-                    refused = state_fit.refusal(frame, of, updates=plan_traits.stateful and self._emit == "update")
+                    refused = state_fit.refusal(frame, of, updates=self._emit == "update")
             except state_fit.NotPlanned as error:
-                if not differences(before, after):
-                    return StateChange("known after a preview", f"Spark did not plan it beforehand: {error}")
+                return StateChange("known after a preview", f"Spark did not plan it beforehand: {error}")
         return classified(before, self._with_input(after, outputs), refused)
 
     def _with_input(self, fingerprint: Mapping[str, str], outputs: Mapping[str, DataFrame]) -> dict[str, str]:

@@ -6,6 +6,7 @@ notes what is declared; Spark itself calls `init` once before the first batch, t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -213,8 +214,6 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
 
 def state_input(frame: DataFrame, code: str) -> str:
     """A hash of the plan up to its last stateful node; with Python in it, which a plan does not show, of `code` too."""
-    import hashlib
-
     plan = frame._jdf.queryExecution().analyzed()
     jvm: Any = frame.sparkSession._jvm
     nodes = streaming_nodes(analysed(frame))

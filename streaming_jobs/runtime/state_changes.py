@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.runtime.spark_plan import EMIT, INPUT, comparable, parts
+from streaming_jobs.text import commands
 
 _AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
 _NAMED = re.compile(r"(.*) AS (\S+)", re.DOTALL)
@@ -33,13 +35,24 @@ class StateChange:
     | class | the state |
     |---|---|
     | harmless | there is none, or the new code builds the same one from the same values |
-    | state fits | the new code continues it; what earlier records have put there stays as the earlier code computed it |
+    | state fits | the new code continues it; what earlier records have put there stays as earlier code computed it |
     | state has to be rebuilt | Spark refuses it for the new code, or would give it another meaning |
     | known after a preview | Spark did not plan the new code beforehand |
     """
 
     kind: ChangeKind
     why: str
+
+
+OTHER_STATE = "the state of stream "
+
+
+def other_state(stream: str, changes: str) -> PreflightRefused:
+    """The refusal of a start whose state does not fit; its text begins with `OTHER_STATE`."""
+    return PreflightRefused(
+        f"{OTHER_STATE}{stream} was built by another aggregation: {changes}",
+        f"take the change back, or rebuild the tables: {commands.plan(stream, to_batch=-1)}",
+    )
 
 
 def classified(before: Mapping[str, str], after: Mapping[str, str], refusal: str) -> StateChange:

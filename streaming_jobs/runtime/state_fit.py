@@ -52,7 +52,8 @@ public class StateFit {
         return (LogicalPlan) plan.withNewChildren(children.toIndexedSeq());
     }
 
-    public void plan(SparkSession session, LogicalPlan plan, OutputMode mode, String state, long batch, String metadata) {
+    public void plan(SparkSession session, LogicalPlan plan, OutputMode mode, String state, long batch,
+            String metadata) {
         OffsetSeqMetadata last = OffsetSeqMetadata.apply(metadata);
         new IncrementalExecution(session, withoutRecords(plan), mode, state, UUID.randomUUID(), UUID.randomUUID(),
             batch, Option.apply(last), last, WatermarkPropagator$.MODULE$.noop(), true, new HashMap(), new HashMap(),
@@ -118,7 +119,7 @@ def _plan(frame: DataFrame, state: Path, batch: int, metadata: str, *, updates: 
 def _copy_descriptions(checkpoint: Checkpoint, last: int, target: Path) -> None:
     """Copy what says which state there is: the files below a folder whose name begins with an underscore.
 
-    A processor's metadata are found by the logs of the batch, which lie beside the folder.
+    A processor's metadata are found by the logs of the batches, that of the planned one included; they lie beside it.
     """
     source = checkpoint.folder / "state"
     for name, _ in files_below(source):
@@ -126,9 +127,9 @@ def _copy_descriptions(checkpoint: Checkpoint, last: int, target: Path) -> None:
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes((source / name).read_bytes())
-    for log in ("offsets", "commits"):
+    for log, batch in (("offsets", last), ("offsets", last + 1), ("commits", last)):
         (target.parent / log).mkdir(parents=True, exist_ok=True)
-        (target.parent / log / str(last)).write_bytes((checkpoint.folder / log / str(last)).read_bytes())
+        (target.parent / log / str(batch)).write_bytes((checkpoint.folder / log / str(last)).read_bytes())
 
 
 def _columns_of_joins(state: Path) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.runtime.session_options import log_to_stderr
-from streaming_jobs.runtime.state_changes import ChangeKind
+from streaming_jobs.runtime.state_changes import ChangeKind, other_state
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state import stream_record
@@ -55,7 +55,7 @@ class TrialVerdict:
 
 def trial(settings: Settings, stream: Stream, spark: SparkSession) -> TrialVerdict:
     """The verdict about the code that this process has loaded."""
-    from streaming_jobs.runtime.query_builder import QueryBuilder, other_state
+    from streaming_jobs.runtime.query_builder import QueryBuilder
 
     record = stream_record.load(settings, stream.name)
     if record is None:
@@ -101,7 +101,9 @@ def tried(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Tri
         with suppress(ValueError, TypeError):
             value = json.loads(line)
             if isinstance(value, dict) and set(value) == set(names):
-                return {name: TrialVerdict(**{**each, "columns": tuple(each["columns"])}) for name, each in value.items()}
+                return {
+                    name: TrialVerdict(**{**each, "columns": tuple(each["columns"])}) for name, each in value.items()
+                }
     return None
 
 

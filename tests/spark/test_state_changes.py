@@ -150,7 +150,7 @@ class Total(StatefulProcessor):
         if self.more:
             handle.getValueState(self.more, "n bigint")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         before = self.total.get()[0] if self.total.exists() else 0
         value = before + sum(row.n * self.factor for row in rows)
         self.total.update((value,))
@@ -167,6 +167,11 @@ def processed(**options: Any) -> Function:
         return a.groupBy("k").transformWithState(kind(), "k string, total bigint", "Update", "None")
 
     return function
+
+
+def doubled(a: DataFrame) -> DataFrame:
+    """Code of its own: the version of a function's code does not have what the function encloses."""
+    return processed(factor=2)(a)  # type: ignore[no-any-return]
 
 
 by_processor = declared(PER_KEY)(processed())
@@ -205,30 +210,78 @@ CASES = [
     case("comment", total, lambda a: a.groupBy("k").agg(F.sum("n").alias("total")), HARMLESS),
     case("having", total, lambda a: total.function(a).where("total > 0"), HARMLESS, long=False),
     case("column_behind", total, lambda a: total.function(a).withColumn("half", F.expr("total / 2")), HARMLESS),
-    case("cast_behind", two, lambda a: two.function(a).drop("other").withColumn("other", F.lit(None).cast("long")), REBUILT),
+    case(
+        "cast_behind",
+        two,
+        lambda a: two.function(a).drop("other").withColumn("other", F.lit(None).cast("long")),
+        REBUILT,
+    ),
     case("aggregate_added", total, two.function, REBUILT, long=False),
     case("aggregate_removed", two, total.function, REBUILT),
     case("aggregate_renamed", total, lambda a: a.groupBy("k").agg(F.sum("n").alias("sum")), REBUILT),
     case("aggregate_exchanged", total, sum_of("n", F.max), REBUILT),
-    case("aggregates_swapped", two, lambda a: a.groupBy("k").agg(F.sum(F.length("g")).alias("total"), F.sum("n").alias("other")), REBUILT),
-    case("argument_of_an_aggregate", total, lambda a: a.groupBy("k").agg(F.sum(F.col("n") * 2).alias("total")), REBUILT),
-    case("type_of_an_argument", total, lambda a: sum_of("n")(a.withColumn("n", F.col("n").cast("double"))), REBUILT, long=False),
-    case("value_ahead", total, lambda a: sum_of("n")(times(2)(a)), FITS, same, times(2), computed=total.function, long=False),
+    case(
+        "aggregates_swapped",
+        two,
+        lambda a: a.groupBy("k").agg(F.sum(F.length("g")).alias("total"), F.sum("n").alias("other")),
+        REBUILT,
+    ),
+    case(
+        "argument_of_an_aggregate", total, lambda a: a.groupBy("k").agg(F.sum(F.col("n") * 2).alias("total")), REBUILT
+    ),
+    case(
+        "type_of_an_argument",
+        total,
+        lambda a: sum_of("n")(a.withColumn("n", F.col("n").cast("double"))),
+        REBUILT,
+        long=False,
+    ),
+    case(
+        "value_ahead",
+        total,
+        lambda a: sum_of("n")(times(2)(a)),
+        FITS,
+        same,
+        times(2),
+        computed=total.function,
+        long=False,
+    ),
     case("filter_ahead", total, lambda a: sum_of("n")(above(6)(a)), FITS, same, above(6), computed=total.function),
-    case("key_changed", total, lambda a: sum_of("n", key="g AS k")(a), REBUILT, long=False),
-    case("key_expression", total, lambda a: sum_of("n", key="upper(k) AS k")(a), REBUILT),
+    case("key_changed", total, sum_of("n", key="g AS k"), REBUILT, long=False),
+    case("key_expression", total, sum_of("n", key="upper(k) AS k"), REBUILT),
     case("key_added", total, lambda a: a.groupBy("k", "g").agg(F.sum("n").alias("total")), REBUILT),
     case("window_length", windows, in_window("20 minutes"), REBUILT),
     case("window_slide", windows, in_window("10 minutes", "5 minutes"), REBUILT),
     case("window_offset", windows, in_window("10 minutes", startTime="1 minute"), REBUILT),
     case("window_filter_behind", windows, lambda a: windows.function(a).where("count > 0"), HARMLESS),
-    case("grace", windows, replace(windows, sources={"a": replace(A, lateness="9 minutes")}), FITS, same, same, computed=windows.function),
+    case(
+        "grace",
+        windows,
+        replace(windows, sources={"a": replace(A, lateness="9 minutes")}),
+        FITS,
+        same,
+        same,
+        computed=windows.function,
+    ),
     case("emit", windows, replace(windows, sinks={"t": DeltaTable("t", keys=["w_start", "k"], emit="close")}), REBUILT),
-    case("session_gap", sessions, lambda a: a.groupBy(F.session_window("at", "9 minutes"), "k").count().select("k", "count"), REBUILT),
+    case(
+        "session_gap",
+        sessions,
+        lambda a: a.groupBy(F.session_window("at", "9 minutes"), "k").count().select("k", "count"),
+        REBUILT,
+    ),
     case("deduplicated_by_less", once, lambda a: a.dropDuplicates(["k"]).select("k", "g"), REBUILT),
     case("deduplicated_in_time", once, lambda a: a.dropDuplicatesWithinWatermark(["k", "g"]).select("k", "g"), REBUILT),
     case("filter_behind_deduplication", once, lambda a: once.function(a).where("k <> 'nobody'"), HARMLESS),
-    case("filter_ahead_of_deduplication", once, lambda a: once.function(above(7)(a)), FITS, same, above(7), computed=once.function),
+    case(
+        "filter_ahead_of_deduplication",
+        once,
+        lambda a: once.function(above(7)(a)),
+        FITS,
+        same,
+        above(7),
+        computed=once.function,
+    ),
     case("deduplication_ahead", total, lambda a: sum_of("n")(a.dropDuplicates(["k", "n"])), REBUILT),
     case("state_added", plain, lambda a: a.dropDuplicates(["k", "n"]).select("k", "n"), REBUILT),
     case("state_removed", once, lambda a: a.select("k", "g"), REBUILT),
@@ -236,20 +289,28 @@ CASES = [
     case("join_bound", joined, join("k", "n", "m", on=WITHIN.replace("+ INTERVAL 1", "+ INTERVAL 2")), REBUILT),
     case("join_kind", joined, join("k", "n", "m", how="left"), REBUILT),
     case("join_column_added", joined, join("k", "n", "m", "z"), REBUILT, long=False),
-    case("join_column_exchanged", joined, lambda a, b: join("k", "n", "z AS m")(a, b), REBUILT, long=False),
+    case(
+        "join_column_exchanged",
+        joined,
+        lambda a, b: a.join(b, F.expr(WITHIN)).selectExpr("k", "n", "z AS m"),
+        REBUILT,
+        long=False,
+    ),
     case("join_filter_behind", joined, join("k", "n", "m", where="n + m > 0"), HARMLESS),
     case("join_column_behind", joined, join("k", "n", "m + 0 AS m"), HARMLESS),
-    case("join_filter_ahead", joined, join("k", "n", "m", left="n > 6"), FITS, same, above(6), computed=joined.function),
-    case("processor_body", by_processor, processed(factor=2), FITS, same, times(2), computed=lambda a: total.function(a), long=False),
+    case(
+        "join_filter_ahead", joined, join("k", "n", "m", left="n > 6"), FITS, same, above(6), computed=joined.function
+    ),
+    case("processor_body", by_processor, doubled, FITS, same, times(2), computed=total.function, long=False),
     case("processor_state_added", by_processor, processed(more="count"), REBUILT),
     case("processor_state_renamed", by_processor, processed(state="sum"), REBUILT),
     case("processor_state_of_another_type", by_processor, processed(schema="total double"), REBUILT),
-    case("second_table_filter", split, split_with("total > 4"), HARMLESS, computed=lambda a: total.function(a)),
+    case("second_table_filter", split, split_with("total > 4"), HARMLESS, computed=total.function),
     case("second_table_aggregate", split, split_with("total > 3", "max(n) AS most"), REBUILT),
     case("salt", declared(ALL)(salted(2)), salted(3), REBUILT),
     case("lookup_behind", total, labelled(total.function, ahead=False), HARMLESS, computed=total.function),
     case("lookup_ahead", total, labelled(total.function, ahead=True), FITS, computed=total.function),
-]  # fmt: skip
+]
 
 
 def record(of_: tuple[str, str, int, int]) -> dict[str, Any]:
