@@ -27,11 +27,11 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 
 if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
+    from streaming_jobs.catalog.snapshots import read_snapshot
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
     from streaming_jobs.formats import Avro, CloudEvents, Csv, Debezium, Json, JsonSchema, Protobuf, Raw, Text
     from streaming_jobs.settings import Settings
-    from streaming_jobs.snapshots import read_snapshot
 
 _LAZY = {
     "Avro": "streaming_jobs.formats",
@@ -47,7 +47,7 @@ _LAZY = {
     "Text": "streaming_jobs.formats",
     "Topology": "streaming_jobs.catalog.topology",
     "archive": "streaming_jobs.catalog.archive",
-    "read_snapshot": "streaming_jobs.snapshots",
+    "read_snapshot": "streaming_jobs.catalog.snapshots",
 }
 
 __all__ = [

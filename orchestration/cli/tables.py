@@ -35,7 +35,7 @@ def snapshot(
     The tables of one stream are those of one batch. A recovery of several streams is in all of their tables or in none.
     Reads the tables' logs only. Name streams if no recovery spans them and others.
     """
-    from streaming_jobs.snapshots import read_snapshot
+    from streaming_jobs.catalog.snapshots import read_snapshot
 
     call = invocation(context)
     moment = None if at is None else _moment(at)

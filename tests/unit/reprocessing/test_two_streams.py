@@ -28,11 +28,11 @@ from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages.recovery import Recovery, RecoveryEvents
 from reprocessing.stages.stages import stages_of
+from streaming_jobs.catalog.snapshots import read_snapshot
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
-from streaming_jobs.snapshots import read_snapshot
 from streaming_jobs.state.lease import take
 from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import DeltaTable, Stream

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.settings import Settings
     from streaming_jobs.storage.locations import Location
+    from streaming_jobs.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _plans(logs: StreamLogs) -> set[str]:
 
 def _of_stream(logs: StreamLogs, state: _State) -> Iterator[tuple[str, ChosenVersion]]:
     primary, *others = logs.tables
-    yield primary.table, ChosenVersion(logs.stream, state.last, state.entry and state.entry.txn)
+    yield primary.table, ChosenVersion(logs.stream, state.last, None if state.entry is None else state.entry.txn)
     for log in others:
         listed = None if state.entry is None else state.entry.txns.get(log.table)
         wanted = None if listed is None else Txn.of(listed)
@@ -249,8 +250,8 @@ def read_snapshot(
     )
 
 
-def _read(settings: Settings, stream: Any, at: float | None) -> StreamLogs:
-    tables = []
+def _read(settings: Settings, stream: Stream, at: float | None) -> StreamLogs:
+    tables: list[TableLog] = []
     for name, commits in _commits(settings, stream):
         until = [each for each in commits if at is None or each.at <= at * 1000]
         if until or not tables:
@@ -258,7 +259,7 @@ def _read(settings: Settings, stream: Any, at: float | None) -> StreamLogs:
     return StreamLogs(stream.name, tables if tables and tables[0].commits else ())
 
 
-def _with_later(settings: Settings, stream: Any, logs: StreamLogs) -> StreamLogs:
+def _with_later(settings: Settings, stream: Stream, logs: StreamLogs) -> StreamLogs:
     known: Mapping[str, TableLog] = {log.table: log for log in logs.tables}
     again = []
     for name, commits in _commits(settings, stream):
@@ -269,7 +270,7 @@ def _with_later(settings: Settings, stream: Any, logs: StreamLogs) -> StreamLogs
     return StreamLogs(logs.stream, again)
 
 
-def _commits(settings: Settings, stream: Any) -> Iterator[tuple[str, Iterable[Commit]]]:
+def _commits(settings: Settings, stream: Stream) -> Iterator[tuple[str, Iterable[Commit]]]:
     from streaming_jobs.sinks.tables import all_tables, open_table
 
     for declared, _ in all_tables(stream):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from streaming_jobs.catalog.snapshots import ChosenVersion, StreamLogs, TableLog, chosen
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.sinks.stored import Commit
-from streaming_jobs.snapshots import ChosenVersion, StreamLogs, TableLog, chosen
 
 TABLES = {"orders": ["orders", "orders_dead"], "totals": ["totals"], "paid": ["paid", "refunds", "paid_dead"]}
 Rows = tuple[Txn | None, frozenset[str]]
