@@ -596,6 +596,8 @@ class QueryBuilder:
         shared = len(outputs) > 1 and self._share(plan_traits)
         frame = SharedPlan.of(self.stream.name, outputs).frame if shared else next(iter(outputs.values()))
         options = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
+        if record.adopted:
+            options |= format_of_state(of)
         refused = ""
         if after and not differences(before, after):
             try:

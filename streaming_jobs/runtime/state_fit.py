@@ -87,7 +87,10 @@ def refusal(frame: DataFrame, checkpoint: Checkpoint, *, updates: bool) -> str:
         return ""
     with tempfile.TemporaryDirectory(prefix="recourse-state-") as folder:
         there, anew = (Path(folder) / name / "state" for name in ("there", "anew"))
-        _copy_descriptions(checkpoint, last, there)
+        try:
+            _copy_descriptions(checkpoint, last, there)
+        except FileNotFoundError as error:  # the stream runs on, and removes what is old
+            raise NotPlanned(f"a file of the checkpoint was removed meanwhile: {error.filename}") from error
         metadata = json.dumps(checkpoint.metadata(last))
         before = _columns_of_joins(there)
         try:

@@ -21,9 +21,7 @@ def life(tmp_path: Path, declare: Callable[[Stream], None]) -> Life:
     return made
 
 
-def test_the_versions_of_a_stream_are_printed_with_their_batch(
-    life: Life, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_versions_of_a_stream_are_printed_with_their_batch(life: Life, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tables", "snapshot"]) == 0
     assert "things_dead_letters" in capsys.readouterr().out
     assert cli.main(["tables", "snapshot", "things", "-o", "json"]) == 0
