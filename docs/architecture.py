@@ -260,7 +260,7 @@ _COLUMNS = {
     "streaming_jobs.verification": 3,
     "streaming_jobs.inspection": 5,
     "streaming_jobs.examples.flights": 4,
-    "streaming_jobs.examples.stock": 4,
+    "streaming_jobs.examples.stock": 1,
     "streaming_jobs.examples.shop": 5,
     "streaming_jobs.examples.payments": 6,
     "streaming_jobs": 1,

@@ -27,6 +27,7 @@ from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream, stream
 
 if TYPE_CHECKING:
     from streaming_jobs.catalog.archive import archive
+    from streaming_jobs.catalog.snapshots import read_snapshot
     from streaming_jobs.catalog.topology import Topology
     from streaming_jobs.declare.format import Format
     from streaming_jobs.formats import Avro, CloudEvents, Csv, Debezium, Json, JsonSchema, Protobuf, Raw, Text
@@ -46,6 +47,7 @@ _LAZY = {
     "Text": "streaming_jobs.formats",
     "Topology": "streaming_jobs.catalog.topology",
     "archive": "streaming_jobs.catalog.archive",
+    "read_snapshot": "streaming_jobs.catalog.snapshots",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "Unique",
     "UsageError",
     "archive",
+    "read_snapshot",
     "salt",
     "stream",
     "truth",

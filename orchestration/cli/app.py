@@ -36,6 +36,7 @@ from orchestration.cli import (
     slices,
     state,
     streams,
+    tables,
     topics,
     trace,
     up,
@@ -123,6 +124,7 @@ app.add_typer(deadletters.quarantine_app, name="quarantine")
 app.add_typer(savepoints.app, name="savepoints")
 app.add_typer(savepoints.generations_app, name="generations")
 app.add_typer(state.app, name="state")
+app.add_typer(tables.app, name="tables")
 app.add_typer(quality.app, name="quality")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bundle.app, name="bundle")

@@ -65,7 +65,7 @@ def deploy(
     selected = call.names(names) if names else []
     plan = make_plan(call.settings, call.topology, selected)
     if trial:
-        plan = tried(plan, call.environment(), say, required=yes)
+        plan = tried(call.settings, call.topology, plan, call.environment(), say, required=yes)
     previews = _previews(call, plan) if preview or require else {}
     plan = plan.refusing(_not_passed(previews, require or (Require.not_broken if yes else None)))
     if output is Output.text:
@@ -127,6 +127,9 @@ def _print_plan(plan: DeployPlan, previews: dict[str, int]) -> None:
 def _lines(stream: StreamDeploy, previews: dict[str, int], *, split: bool) -> list[str]:
     lines = [stream.note] if stream.note else []
     lines += stream.changes
+    if stream.action == "deploy" or stream.record:
+        lines.append(f"the change is: {stream.change}{f' ({stream.why})' if stream.why else ''}")
+        lines += [*stream.columns, *stream.rebuild]
     lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
     if stream.stream in previews:
         lines.append(f"preview: {_ending(previews[stream.stream])}")

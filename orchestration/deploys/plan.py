@@ -6,22 +6,17 @@ session runs it with other code, or other settings, than those on disk, or if it
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.preflight.rules import other_tables
 from streaming_jobs.preflight.snapshot import CheckpointSnapshot, StreamSnapshot, TableSnapshot, TopicSnapshot
 from streaming_jobs.preflight.topic_rules import other_topics
 from streaming_jobs.runtime import declaration
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.state_changes import ChangeKind
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import Role
 from streaming_jobs.sinks.tables import all_tables
@@ -30,9 +25,6 @@ from streaming_jobs.state.health import HealthFacts, look
 from streaming_jobs.state.status import streams_with_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
-
-TRIAL_TAKES = 180.0
-"""Time limit, in seconds, of the child process in which Spark analyses the code; a deploy itself has no Spark."""
 
 Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
 
@@ -43,6 +35,8 @@ class StreamDeploy:
 
     `since`: when the code on disk changed, as its session found (seconds since 1970).
     `record`: the stream is stopped, and its next start needs the record of this deploy (`stream.require_deploy`).
+    `change`: what the new code means for the stream's state, for the reason `why`; `columns`: what it means for the
+    columns of tables. `rebuild`: the recovery that rebuilds the state, its cost and what it would lose.
     """
 
     stream: str
@@ -56,6 +50,10 @@ class StreamDeploy:
     since: float | None = None
     note: str = ""
     record: bool = False
+    change: ChangeKind = "known after a preview"
+    why: str = ""
+    columns: tuple[str, ...] = ()
+    rebuild: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,34 +208,48 @@ def _beside(seen: Mapping[str, HealthFacts], plan: StreamDeploy, touched: Collec
 
 
 def tried(
-    plan: DeployPlan, environment: Mapping[str, str], say: Callable[[str], None], *, required: bool
+    settings: Settings,
+    topology: Topology,
+    plan: DeployPlan,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    required: bool,
 ) -> DeployPlan:
-    """The plan with what a trial of its streams would refuse; a trial without a verdict refuses them if `required`."""
+    """The plan with the class of each change, and with what a trial of its streams would refuse.
+
+    A trial without a verdict refuses all of them if `required`, and otherwise the streams that keep state, which the
+    new code may not fit.
+    """
+    from orchestration.deploys.rebuild import rebuild_words
+    from streaming_jobs.runtime import trial
+
     names = [each.stream for each in plan.due if not each.refused]
     if not names:
         return plan
-    verdicts = _verdicts(names, environment)
+    verdicts = trial.tried(names, environment)
     if verdicts is not None:
-        return plan.refusing({name: f"{found['found']}: {found['next']}" for name, found in verdicts.items() if found})
+        refused = {name: f"{each.found}: {each.next_step}" for name, each in verdicts.items() if each.found}
+        rebuilt = [name for name, each in verdicts.items() if each.change == "state has to be rebuilt"]
+        costs = {name: tuple(rebuild_words(settings, topology[name])) for name in rebuilt}
+        streams = (
+            replace(
+                each,
+                change=verdicts[each.stream].change,
+                why=verdicts[each.stream].why,
+                columns=verdicts[each.stream].columns,
+                rebuild=costs.get(each.stream, ()),
+            )
+            if each.stream in verdicts
+            else each
+            for each in plan.streams
+        )
+        return replace(plan, streams=tuple(streams)).refusing(refused)
+    reason = f"the trial in Spark gave no verdict: run `{commands.doctor()}`, or deploy without it: --no-trial"
     if required:
-        reason = f"the trial in Spark gave no verdict: run `{commands.doctor()}`, or deploy without it: --no-trial"
         return plan.refusing(dict.fromkeys(names, reason))
-    say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
-    return plan
-
-
-def _verdicts(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, dict[str, str] | None] | None:
-    arguments = [sys.executable, "-m", "streaming_jobs.runtime.trial", ",".join(names)]
-    child = ChildCommand(arguments, {**os.environ, **environment}).start_reaped(subprocess.PIPE)
-    try:
-        output, _ = child.process.communicate(timeout=TRIAL_TAKES)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        child.kill()
-    for line in reversed(output.decode(errors="replace").splitlines()):
-        with suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict) and set(value) == set(names):
-                return value
-    return None
+    records = {name: stream_record.load(settings, name) for name in names}
+    keep_state = [name for name, record in records.items() if record is not None and record.state_fingerprint]
+    if len(keep_state) < len(names):
+        say("the code could not be tried in Spark beforehand; its start shows whether it is refused")
+    return plan.refusing(dict.fromkeys(keep_state, f"it keeps state, and {reason}"))

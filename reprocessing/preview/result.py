@@ -14,6 +14,7 @@ from reprocessing.report.page import FIGURES, SECTIONS, difference_section, figu
 from streaming_jobs.ledger.entry import CodeVersion, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place
 from streaming_jobs.page import macros, render_page
+from streaming_jobs.runtime.state_changes import StateChange
 from streaming_jobs.text.spelling import counted, instant_words
 
 _CHARACTERS = 400
@@ -72,7 +73,8 @@ class Counts:
 class Preview:
     """One preview. `code` is on disk, `published_code` wrote the published batches of the range, newest last.
 
-    `savepoint` None: from the stream's start; `why` says why there. `seconds`: by part, and in all.
+    `savepoint` None: from the stream's start; `why` says why there. `change` is None if the replay failed without
+    showing what the code means for the stream's state. `seconds`: by part, and in all.
     """
 
     stream: str
@@ -91,6 +93,7 @@ class Preview:
     failure: ReplayFailure | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    change: StateChange | None = None
 
     @property
     def verdict(self) -> PreviewVerdict:
@@ -146,6 +149,7 @@ class Preview:
             "suites": {name: list(failing) for name, failing in self.suites},
             "failure": failure,
             "notes": list(self.notes),
+            "change": None if self.change is None else asdict(self.change),
             "seconds": dict(self.seconds),
         }
 
@@ -205,6 +209,8 @@ def text(preview: Preview, report: str = "") -> str:
 
 def _body(preview: Preview) -> Iterator[str]:
     yield code_words(preview)
+    if preview.change is not None:
+        yield f"the change is: {preview.change.kind} ({preview.change.why})"
     yield f"{counted(preview.records, 'record')} replayed, {range_words(preview)}"
     ranges = preview.ranges()
     for topic, partition, begin, end in ranges[:_PARTITIONS]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reprocessing.plan.history import in_lineage
 from reprocessing.preview.folders import Folders, hold_previews
@@ -33,7 +33,7 @@ from streaming_jobs.ledger.positions import offsets_between
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.code_version import loaded_code
-from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.state_changes import OTHER_STATE, StateChange, classified, differences, other_state
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
@@ -115,10 +115,7 @@ class _Guard:
         """As `Border` answers; raises PreflightRefused for another state than the stream's."""
         begun = stream_record.existing(self.replay_settings, self.stream)
         if changes := differences(self.record.state_fingerprint, begun.state_fingerprint):
-            raise PreflightRefused(
-                f"the state of stream {self.stream} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: {commands.plan(self.stream, to_batch=-1)}",
-            )
+            raise other_state(self.stream, changes)
         return self.border(checkpoint, batch)
 
 
@@ -246,7 +243,26 @@ def _preview(
             )
         ),
         seconds=clock.seconds(),
+        change=_change(folders, record, start, failure),
     )
+
+
+def _change(
+    folders: Folders, record: StreamRecord, start: PreviewStart, failure: ReplayFailure | None
+) -> StateChange | None:
+    """What the code means for the stream's state; from a savepoint, Spark has taken that state, or refused it."""
+    begun = stream_record.load(folders.replay_settings(), record.stream)
+    if failure is not None:
+        refused = not failure.starts and failure.found.startswith(OTHER_STATE)
+        return StateChange("state has to be rebuilt", failure.found) if refused else None
+    if begun is None:
+        return None
+    change = classified(record.state_fingerprint, begun.state_fingerprint, "")
+    if start.savepoint is None and begun.state_fingerprint and change.kind != "state has to be rebuilt":
+        return replace(
+            change, why=f"{change.why}; if Spark takes it as it is, `{commands.deploy(record.stream)}` shows"
+        )
+    return change
 
 
 def prepare(folders: Folders, stream: Stream, record: StreamRecord, start: PreviewStart) -> None:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.declare.table import Emit, emits
-from streaming_jobs.errors import ConfigurationError, PreflightRefused, RecourseError, UsageError
+from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
-from streaming_jobs.runtime import output_plans
+from streaming_jobs.runtime import output_plans, state_fit
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
@@ -36,14 +36,16 @@ from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
     EMIT,
+    INPUT,
     PlanTraits,
     has_aggregate,
     set_to,
     state_fingerprint,
+    state_input,
     traits,
     used_columns,
 )
-from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.state_changes import StateChange, classified, differences, other_state
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
     ConnectedSinks,
@@ -51,6 +53,7 @@ from streaming_jobs.runtime.stream_sinks import (
     SinkOpening,
     check_external,
     check_tables,
+    column_changes,
     make_tables,
     sinks_of,
     upkeep_of,
@@ -78,7 +81,6 @@ from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.lookups import LookupFrames, LookupHistory, LookupPins, Lookups
 from streaming_jobs.table_sources.source import TableSource
 from streaming_jobs.table_sources.topics import versions_of
-from streaming_jobs.text import commands
 from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
@@ -286,7 +288,7 @@ class QueryBuilder:
         outputs = self._outputs({**frames, **lookups})
         plan_traits = self._checked_traits(outputs)
         self._check_isolation(spark, sources, plan_traits, lookups)
-        record = self._bound(record, snapshot, starts, outputs)
+        record = self._bound(spark, record, snapshot, starts, outputs)
         check_external(self.stream, outputs)
         self._check_lease()  # opening them fences every other driver
         external = self.external.open(
@@ -533,6 +535,7 @@ class QueryBuilder:
 
     def _bound(
         self,
+        spark: SparkSession,
         record: StreamRecord,
         snapshot: StreamSnapshot,
         starts: TopicOffsets,
@@ -542,10 +545,15 @@ class QueryBuilder:
         if snapshot.checkpoint.planned is None:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
-        fingerprint = self._checked_state(record, outputs, keeps_state=snapshot.checkpoint.committed is not None)
-        record = replace(record, state_fingerprint=fingerprint)
+        before = record
+        fingerprint = self._checked_state(before, outputs, keeps_state=snapshot.checkpoint.committed is not None)
+        record = replace(record, state_fingerprint=self._with_input(fingerprint, outputs))
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
+            here = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
+            change = self._change(spark, before, here, outputs)
+            if change.kind == "state has to be rebuilt":
+                raise other_state(self.stream.name, change.why)
             note = f"before code {changed.code[-1].hash}"
             try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
@@ -553,18 +561,59 @@ class QueryBuilder:
     def _checked_state(
         self, record: StreamRecord, outputs: Mapping[str, DataFrame], *, keeps_state: bool
     ) -> dict[str, str]:
-        fingerprint = state_fingerprint(next(iter(outputs.values())))
-        before = record.state_fingerprint
+        before, fingerprint = self._states(record, outputs)
+        if keeps_state and (changes := differences(before, fingerprint)):
+            raise other_state(self.stream.name, changes)
+        return fingerprint
+
+    def _states(
+        self, record: StreamRecord, outputs: Mapping[str, DataFrame]
+    ) -> tuple[Mapping[str, str], dict[str, str]]:
+        """The fingerprints of the state that the stream has, and of the one that its function builds."""
+        fingerprint, before = state_fingerprint(next(iter(outputs.values()))), record.state_fingerprint
         if has_aggregate(fingerprint):
             fingerprint[EMIT] = self._emit
             if has_aggregate(before) and not self.stream.batches_only:  # before `emit`, the table's keys decided
                 before = {EMIT: "update" if self.stream.primary.mode == "upsert" else "close", **before}
-        if keeps_state and (changes := differences(before, fingerprint)):
-            raise PreflightRefused(
-                f"the state of stream {self.stream.name} was built by another aggregation: {changes}",
-                f"take the change back, or rebuild the tables: {commands.plan(self.stream.name, to_batch=-1)}",
-            )
-        return fingerprint
+        return before, fingerprint
+
+    def change(
+        self, spark: SparkSession, record: StreamRecord, of: checkpoint.Checkpoint
+    ) -> tuple[StateChange, list[str]]:
+        """What the function means for the state in the checkpoint, and the columns that the tables gain or lack by it.
+
+        Raises what calling the function raises.
+        """
+        outputs = self._without_start(spark)
+        return self._change(spark, record, of, outputs), list(column_changes(self.settings, self.stream, outputs))
+
+    def _change(
+        self, spark: SparkSession, record: StreamRecord, of: checkpoint.Checkpoint, outputs: Mapping[str, DataFrame]
+    ) -> StateChange:
+        plan_traits = self._checked_traits(outputs)
+        before, after = self._states(record, outputs)
+        if of.last_committed is None:
+            return StateChange("harmless", "the stream has no state yet")
+        shared = len(outputs) > 1 and self._share(plan_traits)
+        frame = SharedPlan.of(self.stream.name, outputs).frame if shared else next(iter(outputs.values()))
+        options = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
+        if record.adopted:
+            options |= format_of_state(of)
+        refused = ""
+        if after and not differences(before, after):
+            try:
+                with all_set_to(spark, {**options, "spark.sql.adaptive.enabled": "false"}):
+                    refused = state_fit.refusal(frame, of, updates=self._emit == "update")
+            except state_fit.NotPlanned as error:
+                return StateChange("known after a preview", f"Spark did not plan it beforehand: {error}")
+        return classified(before, self._with_input(after, outputs), refused)
+
+    def _with_input(self, fingerprint: Mapping[str, str], outputs: Mapping[str, DataFrame]) -> dict[str, str]:
+        """The fingerprint of the state, with a hash of what the state is made of."""
+        if not fingerprint:
+            return {}
+        code = loaded_code(self.stream, self.settings.flows).hash
+        return {**fingerprint, INPUT: state_input(next(iter(outputs.values())), code)}
 
     def _pipeline(
         self,

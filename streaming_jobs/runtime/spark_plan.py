@@ -6,6 +6,7 @@ notes what is declared; Spark itself calls `init` once before the first batch, t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,6 +137,11 @@ _WITH_STATE = "FlatMapGroupsInPandasWithState"
 EMIT = "emit"
 """The entry of a fingerprint with an aggregation that says when its results are emitted; the sink declares it."""
 _FORMERLY = " formerly"
+_PYTHON = re.compile(r"Python|Pandas|Arrow|PySpark")
+_LOOKUP = " lookup"
+"""Ends the key of a join that keeps no state, since one side is a table: it does not count if both schemes know it."""
+INPUT = "input"
+"""The entry of a fingerprint that changes with what the state is made of; it says nothing about its form."""
 _MULTIPLIES = ("Generate", "Expand", "Join", "MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMap")
 _PLAIN = (
     "Project",
@@ -204,6 +210,21 @@ def state_fingerprint(frame: DataFrame) -> dict[str, str]:
     known = NODE in plan
     declared = declared_processors(frame._jdf.queryExecution().analyzed()) if known else ()
     return fingerprint_of(plan, declared)
+
+
+def state_input(frame: DataFrame, code: str) -> str:
+    """A hash of the plan up to its last stateful node; with Python in it, which a plan does not show, of `code` too."""
+    plan = frame._jdf.queryExecution().analyzed()
+    jvm: Any = frame.sparkSession._jvm
+    nodes = streaming_nodes(analysed(frame))
+    sources = sum(name.startswith(_SOURCE) for name, _ in nodes)
+    first = next((n for n, (name, _) in enumerate(nodes) if keeps_state(name) or (name == "Join" and sources > 1)), 0)
+    unnamed = (_SOURCE, "CollectMetrics")  # their text has what is of one start only
+    lines = [name if name.startswith(unnamed) else line.lstrip(" :+|-~") for name, line in nodes[first:]]
+    udf = plan.containsPattern(jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF())
+    text = [_GENERATED.sub("", line) for line in lines]
+    opaque = udf or any(_PYTHON.search(name) for name, _ in nodes[first:])
+    return hashlib.sha256("\n".join([*text, code if opaque else ""]).encode()).hexdigest()[:16]
 
 
 def traits_of(plan: str) -> PlanTraits:
@@ -279,7 +300,8 @@ def batch_traits_of(plan: str) -> BatchPlanTraits:
 
 def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
     """The fingerprint of a plan given as text, and of the processors in it, in their order."""
-    if not traits_of(plan).stateful:
+    traits_seen = traits_of(plan)
+    if not traits_seen.stateful:
         return {}
     known, waiting = definitions(plan), iter(declared)
     nodes = [(name, line.lstrip(" :+|-~")) for name, line in streaming_nodes(plan)]
@@ -288,6 +310,8 @@ def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
         if not (keeps_state(name) or name.startswith("Join")):
             continue
         index = str(sum(not key.endswith(_FORMERLY) for key in fingerprint))
+        if name.startswith("Join") and not traits_seen.joins_streams:
+            index += _LOOKUP
         meaning = _meaning(line, known)
         if name in (NODE, _WITH_STATE):
             fingerprint[index + _FORMERLY] = meaning
@@ -297,13 +321,24 @@ def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
 
 
 def comparable(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Two fingerprints without what only one of their schemes has."""
+    """Two fingerprints without what only one of their schemes has, and without joins that keep no state.
+
+    A fingerprint of an earlier scheme does not tell these joins from others. They stay if the other one then equals it.
+    """
+    with_joins = _in_common(one, other)
+    if with_joins[0] == with_joins[1]:
+        return with_joins
+    kept = [{key: text for key, text in each.items() if not key.endswith(_LOOKUP)} for each in (one, other)]
+    return _in_common(kept[0], kept[1])
+
+
+def _in_common(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     both = [{key: text for key, text in each.items() if not text.startswith(_STATELESS_ONCE)} for each in (one, other)]
     first_scheme = [not any(key.endswith(_FORMERLY) for key in each) for each in both]
     emits = all(EMIT in each for each in both)
     in_common = []
     for each in both:
-        keys = [key for key in each if not key.endswith(_FORMERLY) and key != EMIT]
+        keys = [key for key in each if not key.endswith(_FORMERLY) and key not in (EMIT, INPUT)]
         suffix = _FORMERLY if any(first_scheme) else ""
         numbered = {str(index): each.get(key + suffix, each[key]) for index, key in enumerate(keys)}
         in_common.append({**numbered, **({EMIT: each[EMIT]} if emits else {})})

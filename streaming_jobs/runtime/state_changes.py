@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from streaming_jobs.runtime.spark_plan import EMIT, comparable, parts
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.runtime.spark_plan import EMIT, INPUT, comparable, parts
+from streaming_jobs.text import commands
 
 _AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
 _NAMED = re.compile(r"(.*) AS (\S+)", re.DOTALL)
@@ -19,6 +23,48 @@ _SLIDE, _LENGTH = re.compile(r"% (\d+)\)"), re.compile(r"- \d+\) \+ (\d+)")
 _GAP = re.compile(r"\+ cast\(([^()]+) as interval\)")
 _LONGEST, _LONGEST_OF_ALL = 80, 600
 _UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
+
+
+ChangeKind = Literal["harmless", "state fits", "state has to be rebuilt", "known after a preview"]
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """The class of a change of a stream's code, by what it means for the state that the stream has, and why.
+
+    | class | the state |
+    |---|---|
+    | harmless | there is none, or the new code builds the same one from the same values |
+    | state fits | the new code continues it; what earlier records have put there stays as earlier code computed it |
+    | state has to be rebuilt | Spark refuses it for the new code, or would give it another meaning |
+    | known after a preview | Spark did not plan the new code beforehand |
+    """
+
+    kind: ChangeKind
+    why: str
+
+
+OTHER_STATE = "the state of stream "
+
+
+def other_state(stream: str, changes: str) -> PreflightRefused:
+    """The refusal of a start whose state does not fit; its text begins with `OTHER_STATE`."""
+    return PreflightRefused(
+        f"{OTHER_STATE}{stream} was built by another aggregation: {changes}",
+        f"take the change back, or rebuild the tables: {commands.plan(stream, to_batch=-1)}",
+    )
+
+
+def classified(before: Mapping[str, str], after: Mapping[str, str], refusal: str) -> StateChange:
+    """The class of the change between two fingerprints; `refusal`: why Spark refuses the state, if it does."""
+    if words := differences(before, after) or refusal:
+        return StateChange("state has to be rebuilt", words)
+    if not after:
+        return StateChange("harmless", "the stream keeps no state; earlier rows stay as they are")
+    if INPUT in before and before[INPUT] == after.get(INPUT):
+        return StateChange("harmless", "the state is built from the same values as before")
+    reason = "what the state is made of has changed" if INPUT in before else "how it was made is not recorded"
+    return StateChange("state fits", f"{reason}: earlier records stay in it as the earlier code computed them")
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -49,7 +49,7 @@ from streaming_jobs.sinks.schemas import (
     quarantine_of,
 )
 from streaming_jobs.sinks.stored import StoredTable, no_readers
-from streaming_jobs.sinks.tables import all_tables, store_of
+from streaming_jobs.sinks.tables import all_tables, open_table, store_of
 from streaming_jobs.sources.connection import Connection, SessionSchemas, read_client_file
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.stream import Stream
@@ -84,6 +84,19 @@ def check_tables(settings: Settings, stream: Stream, outputs: Mapping[str, DataF
     """Raise what `make_tables` would raise for these outputs; makes and changes nothing."""
     for declared, _ in all_tables(stream):
         store_of(declared).check_output(settings, declared, stream.name, _schema(stream, declared.name, outputs))
+
+
+def column_changes(settings: Settings, stream: Stream, outputs: Mapping[str, DataFrame]) -> Iterator[str]:
+    """Yields what a start with these outputs changes in the columns of the tables, in words."""
+    for name, sink in stream.sinks.items():
+        if name not in outputs or (table := open_table(settings, sink, stream.name)) is None:
+            continue
+        known = [field.name for field in table.schema.fields if not is_position(field)]
+        output = [field.name for field in _schema(stream, sink.name, outputs).fields if not is_position(field)]
+        for column in (column for column in output if column not in known):
+            yield f"column {column} of table {sink.name} is new: null in the rows that are there"
+        for column in (column for column in known if column not in output):
+            yield f"column {column} of table {sink.name} is no longer written: it stays, null in the rows to come"
 
 
 def sinks_of(

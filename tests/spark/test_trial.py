@@ -53,9 +53,8 @@ def test_what_a_start_would_refuse_shows_before_it(
         (commits / "0").write_text("v1\n{}")
     before = store.open(home, table, stream.name)
     found = trial(home, stream, spark)
-    assert (found is None) == (words is None)
-    if found is not None and words is not None:
-        assert words in found["found"] and found["next"]
+    assert bool(found.found) == bool(found.next_step) == (words is not None)
+    assert (words or "") in found.found
     after = store.open(home, table, stream.name)
     assert before is not None and after is not None and before.version == after.version
     assert stream_record.load(home, stream.name) == record

@@ -28,11 +28,13 @@ from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
 from reprocessing.stages.recovery import Recovery, RecoveryEvents
 from reprocessing.stages.stages import stages_of
+from streaming_jobs.catalog.snapshots import read_snapshot
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ForeignWrite, PreflightRefused, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.lease import take
+from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import Killed, Life, Topics, replayed
 from tests.support.life_flows import OTHERS, STREAM
@@ -118,6 +120,24 @@ def can_start(life: Life) -> bool:
     return not life.refused(Topics(end=60))
 
 
+TOPOLOGY = Topology({stream.name: stream for stream in BOTH})
+
+
+def snapshot_rows(settings: Settings) -> list[list[int]]:
+    """The ids that a reader of a snapshot sees in both tables."""
+    found = read_snapshot(settings, TOPOLOGY)
+    return [sorted(found[stream.primary.name].rows(["id"])["id"].to_pylist()) for stream in BOTH]
+
+
+def snapshot_versions(settings: Settings) -> list[int]:
+    found = read_snapshot(settings, TOPOLOGY)
+    return [found[stream.primary.name].version for stream in BOTH]
+
+
+def newest_version(life: Life) -> int:
+    return delta_table(life.settings.tables / life.stream.primary.name).version()
+
+
 def test_stages_go_side_by_side_and_nothing_is_published_before_everything_was_compared(both: list[Life]) -> None:
     plan = back(both[0].settings)
     assert (plan.id, plan.names, plan.streams[0].staging, plan.streams[1].staging) == (
@@ -161,6 +181,7 @@ def test_one_stream_goes_back_and_the_other_goes_forward(both: list[Life]) -> No
     ]
     resume(recovery(settings, plan.id, end=90))
     assert both[0].rows() == RIGHT and both[1].rows() == WRONG
+    assert snapshot_versions(settings) == [newest_version(life) for life in both]
     assert [life.record.generation for life in both] == [2, 2]
     assert [(v["from"], v["to"]) for v in both[1].record.void_ranges] == [(60, 80)]
 
@@ -250,7 +271,9 @@ def test_killed_after_any_stage_it_is_finished_by_resume(both: list[Life], cut: 
         name = life.stream.name
         assert life.rows() == (RIGHT if ("publish", name) in done else WRONG)
         assert can_start(life) == (("fence", name) not in done or ("switch_generation", name) in done)
+    assert snapshot_rows(settings) == ([RIGHT] * 2 if ("publish", "others") in done else [WRONG] * 2), "of one plan"
     resume(recovery(settings, plan.id))
+    assert snapshot_rows(settings) == [RIGHT, RIGHT]
     for life in both:
         assert life.rows() == RIGHT and life.record.generation == 2 and can_start(life)
     assert not (settings.tables / "_staging").exists() and journal_of(settings, plan.id).outcome == "published"
@@ -269,6 +292,7 @@ def test_given_up_before_the_first_publish_both_go_on_as_they_were(
     give_up(recovery(settings, plan))
     for number, life in enumerate(both):
         assert life.rows() == WRONG and can_start(life)
+        assert snapshot_versions(settings)[number] == newest_version(life)
         assert life.record.generation == (3 if number < fenced else 1)
     assert not (settings.tables / "_staging").exists() and journal_of(settings, plan).outcome == "aborted"
 
@@ -314,7 +338,7 @@ def test_both_are_undone_by_one_plan(both: list[Life]) -> None:
     undo = plan_undo(settings, {stream.name: stream for stream in BOTH}, Topics(end=60), plan)
     assert undo.undoes == plan.id and undo.names == plan.names
     resume(dataclasses.replace(recovery(settings, undo.id), replay=lambda _: {"since": 0}))
-    assert [life.rows() for life in both] == [WRONG, WRONG]
+    assert [life.rows() for life in both] == [WRONG, WRONG] == snapshot_rows(settings)
     assert registry.undone_by(settings, plan) == undo.id
 
 

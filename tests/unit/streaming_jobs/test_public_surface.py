@@ -52,6 +52,7 @@ PUBLIC = [
     "Unique",
     "UsageError",
     "archive",
+    "read_snapshot",
     "salt",
     "stream",
     "truth",

@@ -29,8 +29,9 @@ SOURCES = [
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = ("help", "short_help", "description")
 BY_HAND = re.compile(
-    r"\brecourse (?:(?:recover|streams|savepoints|generations|slices|deadletters|quarantine|state|quality|config|"
-    r"demo|jobs|bundle) [a-z-]+|"
+    r"\brecourse (?:"
+    r"(?:recover|streams|savepoints|generations|slices|deadletters|quarantine|state|tables|quality|config|demo|jobs|"
+    r"bundle) [a-z-]+|"
     r"(?:up|init|send|doctor|feed|topics|chaos|verify|preview|deploy|metrics|inspect|adopt|mcp|events|fleet|lineage|schema|trace)\b)"
 )
 NO_ADVICE = {"next: (recourse recover plan .+)", "asked by recourse streams stop"}

@@ -7,14 +7,17 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestration import cli
-from orchestration.deploys import plan
+from orchestration.deploys import rebuild
+from streaming_jobs.runtime import trial
+from streaming_jobs.runtime.trial import TrialVerdict
 from streaming_jobs.settings import Settings
-from streaming_jobs.state import stream_history
+from streaming_jobs.state import stream_history, stream_record
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.requests import START
 from streaming_jobs.state.status import Status, write_status
@@ -107,11 +110,33 @@ def test_a_trial_without_a_verdict_refuses_the_deploy(
     trial_is: str,
     goes_on: bool,
 ) -> None:
-    verdicts = {"silent": None, "well": {STREAM: None}, "refused": {STREAM: {"found": "a bug", "next": "mend it"}}}
-    monkeypatch.setattr(plan, "_verdicts", lambda *_: verdicts[trial_is])
+    verdicts = {"silent": None, "well": {STREAM: TrialVerdict()}, "refused": {STREAM: TrialVerdict("a bug", "mend it")}}
+    monkeypatch.setattr(trial, "tried", lambda *_: verdicts[trial_is])
     deploy("--yes")
     assert was_deployed(runs) is goes_on
     assert ("no verdict" in capsys.readouterr().out) is (trial_is == "silent")
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_without_a_verdict_a_stream_that_keeps_state_is_not_stopped_even_if_a_person_answers(
+    runs: Settings, monkeypatch: pytest.MonkeyPatch, keeps_state: bool
+) -> None:
+    state = {"0": "Aggregate [n], [n]"} if keeps_state else {}
+    stream_record.save(runs, replace(stream_record.first(STREAM), state_fingerprint=state))
+    monkeypatch.setattr(trial, "tried", lambda *_: None)
+    assert deploy("--dry-run") == (1 if keeps_state else 0)
+
+
+def test_a_change_that_the_state_cannot_take_is_refused_before_the_stop_with_the_recovery_and_its_cost(
+    runs: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = TrialVerdict("other state", "rebuild it", "state has to be rebuilt", "new: max(n)", ("column m is new",))
+    monkeypatch.setattr(trial, "tried", lambda *_: {STREAM: verdict})
+    monkeypatch.setattr(rebuild, "rebuild_words", lambda *_: iter(["rebuild the state: recourse recover plan"]))
+    assert deploy("--yes") == 1 and not was_deployed(runs)
+    shown = capsys.readouterr().out
+    for words in ("state has to be rebuilt (new: max(n))", "column m is new", "recourse recover plan", "REFUSED"):
+        assert words in shown
 
 
 def test_a_stream_that_does_not_run_is_recorded_where_its_next_start_needs_that(

@@ -22,10 +22,12 @@ from streaming_jobs.errors import PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
+from streaming_jobs.runtime.spark_plan import INPUT
+from streaming_jobs.runtime.state_changes import other_state
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import newest
 from streaming_jobs.sinks.tables import all_tables, store_of
-from streaming_jobs.state import savepoints
+from streaming_jobs.state import savepoints, stream_record
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import DeltaTable, Stream
 from tests.support.life import PER_BATCH, ROWS, STREAM, Life, Topics, in_memory
@@ -200,6 +202,43 @@ def test_a_replay_that_fails_is_a_verdict_with_the_fix(
     made = run(life, asked={"replay": fails, "suites": ("never",)})
     assert (made.verdict, made.verdict.exit_code) == (verdict, 1) and words in headline(made)
     assert "it is &lt;wrong&gt;" in page(made) and "<wrong>" not in page(made)
+
+
+STATE = {"0": "Aggregate [k]", INPUT: "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        ({}, {}, "harmless"),
+        (STATE, STATE, "harmless"),
+        (STATE, {**STATE, INPUT: "b"}, "state fits"),
+        (STATE, {"0": "Aggregate [j]", INPUT: "a"}, "state has to be rebuilt"),
+    ],
+)
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_class_of_the_change_is_shown(
+    life: Life, before: dict[str, str], after: dict[str, str], kind: str, saved: bool
+) -> None:
+    """From the start, Spark has not seen the stream's state, and a deploy shows whether it takes it."""
+    stream_record.save(life.settings, replace(life.record, state_fingerprint=before))
+    if not saved:
+        savepoints.drop(life.settings, life.stream, f"g0001-b{SAVED:09d}")
+
+    def builds(staged: Life) -> None:
+        stream_record.save(staged.settings, replace(staged.record, state_fingerprint=after))
+
+    made = run(life, then=builds)
+    assert made.change is not None and made.change.kind == kind == made.value()["change"]["kind"]
+    assert f"the change is: {kind}" in text(made)
+    assert ("recourse deploy things" in made.change.why) is (not saved and bool(after) and "rebuilt" not in kind)
+
+
+def test_a_refused_state_is_the_class_of_a_preview_that_cannot_start(life: Life) -> None:
+    error = other_state("things", "new: max(n)")
+    failure = ReplayFailure(error.code, error.found, error.next_step, starts=False)
+    made = run(life, asked={"replay": lambda *_: failure})
+    assert made.change is not None and made.change.kind == "state has to be rebuilt"
 
 
 def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None:

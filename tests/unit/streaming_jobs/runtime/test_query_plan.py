@@ -13,8 +13,8 @@ import pytest
 
 from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.output_plans import output_of
-from streaming_jobs.runtime.spark_plan import comparable, fingerprint_of, traits_of, used_in
-from streaming_jobs.runtime.state_changes import differences
+from streaming_jobs.runtime.spark_plan import INPUT, comparable, fingerprint_of, traits_of, used_in
+from streaming_jobs.runtime.state_changes import classified, differences
 from streaming_jobs.settings import StreamSettings
 
 PLANS = {
@@ -359,3 +359,30 @@ def test_without_a_plain_projection_all_columns_are_used_and_the_fields_that_are
     assert used_in(named, "kafka-clean-payments", FIELDS) == columns | {"_record.kind"}
     whole = plan("Project [_record#6 AS r#9]", above)
     assert used_in(whole, "kafka-clean-payments", FIELDS) == columns | {f"_record.{name}" for name in FIELDS}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refusal", "kind"),
+    [
+        ({}, {}, "", "harmless"),
+        ({"0": "Aggregate [k]", INPUT: "a"}, {"0": "Aggregate [k]", INPUT: "a"}, "", "harmless"),
+        ({"0": "Aggregate [k]", INPUT: "a"}, {"0": "Aggregate [k]", INPUT: "b"}, "", "state fits"),
+        ({"0": "Aggregate [k]"}, {"0": "Aggregate [k]", INPUT: "b"}, "", "state fits"),
+        ({"0": "Aggregate [k]", INPUT: "a"}, {"0": "Aggregate [k]", INPUT: "a"}, "types", "state has to be rebuilt"),
+        ({"0": "Aggregate [k]", INPUT: "a"}, {"0": "Aggregate [j]", INPUT: "a"}, "", "state has to be rebuilt"),
+        ({}, {"0": "Aggregate [k]", INPUT: "a"}, "", "state has to be rebuilt"),
+        ({"0": "Aggregate [k]", INPUT: "a"}, {}, "", "state has to be rebuilt"),
+    ],
+)
+def test_the_class_of_a_change_follows_from_both_fingerprints_and_from_what_spark_refuses(
+    before: dict[str, str], after: dict[str, str], refusal: str, kind: str
+) -> None:
+    assert classified(before, after, refusal).kind == kind
+
+
+def test_a_join_with_a_table_keeps_no_state_and_an_earlier_fingerprint_with_it_still_equals_todays() -> None:
+    today = {"0": "Aggregate [k]", "1 lookup": "Join Inner"}
+    formerly, without = {"0": "Aggregate [k]", "1": "Join Inner"}, {"0": "Aggregate [k]"}
+    assert differences(formerly, {**today, "1 lookup": "Join LeftOuter"}), "an earlier scheme does not tell them apart"
+    assert not differences({**today, "1 lookup": "Join LeftOuter"}, today)
+    assert not differences(formerly, today) and not differences(without, today)
