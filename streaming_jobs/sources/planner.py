@@ -10,8 +10,9 @@ has, and its archive does, is in a backlog until it is where Kafka begins.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,17 +195,20 @@ class BatchLimits:
 
 
 def up_to_step(
-    start: Mapping[int, int], ends: Mapping[int, int], steps: Iterable[Mapping[int, int]]
+    start: Mapping[int, int], ends: Mapping[int, int], steps: Sequence[Mapping[int, int]]
 ) -> Mapping[int, int]:
-    """The ends, but none after the first of the steps that a batch from `start` can move towards.
+    """The ends, but none after the first of the steps, in order, that a batch from `start` can move towards.
 
     A partition that a step does not name was read after it only.
     """
-    for step in steps:
-        towards = {p: max(min(end, step.get(p, 0)), start.get(p, 0)) for p, end in ends.items()}
-        if any(end > start.get(p, 0) for p, end in towards.items()):
-            return towards
-    return ends
+
+    def moves(step: Mapping[int, int]) -> bool:
+        return any(min(end, step.get(p, 0)) > start.get(p, 0) for p, end in ends.items())
+
+    first = bisect_left(steps, True, key=moves)
+    if first == len(steps):
+        return ends
+    return {p: max(min(end, steps[first].get(p, 0)), start.get(p, 0)) for p, end in ends.items()}
 
 
 DRIVER_SHARE = 0.25

@@ -15,9 +15,10 @@ that it met before; with several sources, whose planners do not know of each oth
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -86,12 +87,24 @@ class LookupHistory:
 
         A table that the first run did not look up at that time has the version in which it first did.
         """
-        wanted, found = by_place(ends), dict[str, TableVersion]()
-        for change in self.changes:
+        wanted = by_place(ends)
+
+        def has_read(change: LookupChange) -> bool:
             read = by_place(change.ends)
-            if found or all(read.get(place, 0) >= end for place, end in wanted.items()):
-                found = {**change.versions, **found}
-        return found
+            return all(read.get(place, 0) >= end for place, end in wanted.items())
+
+        first = bisect_left(self.changes, True, key=has_read)
+        return {**self._known_after[first], **self.changes[first].versions} if first < len(self.changes) else {}
+
+    @cached_property
+    def _known_after(self) -> Sequence[Mapping[str, TableVersion]]:
+        """For each change, the versions in which tables are first looked up after it."""
+        known: Mapping[str, TableVersion] = {}
+        after = list[Mapping[str, TableVersion]]()
+        for change in reversed(self.changes):
+            after.append(known)
+            known = {**known, **change.versions}
+        return after[::-1]
 
     def steps(self, source: str) -> tuple[Mapping[int, int], ...]:
         """The offsets of a source, by partition, at which a batch has to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Mapping
@@ -96,6 +97,30 @@ def test_records_that_no_batch_had_read_and_a_table_that_was_not_looked_up_yet()
     assert history.steps("things") == ({0: 5}, {0: 15}, {0: 20})
     assert up_to_step({0: 15}, {0: 18, 1: 4}, history.steps("things")) == {0: 18, 1: 0}
     assert up_to_step({0: 20}, {0: 99, 1: 4}, history.steps("things")) == {0: 99, 1: 4}
+
+
+class Counted(tuple[Any, ...]):
+    """A tuple that counts how often one of its members is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_a_batch_of_a_replay_reads_few_of_many_changes() -> None:
+    count, one = 20_000, {"names": TableVersion(7, "id")}
+    changes = [LookupChange({"things": {0: 10 * n}}, {"rates": TableVersion(n, "id")}) for n in range(1, count)]
+    history = LookupHistory(Counted([*changes, LookupChange({"things": {0: 10 * count}}, one)]))
+    assert history.at({"things": {0: 1}}) == {"rates": TableVersion(1, "id"), **one}
+    assert history.at({"things": {0: 123_456}}) == {"rates": TableVersion(12_346, "id"), **one}
+    assert history.at({"things": {0: 10 * count}}) == one and history.at({"things": {0: 10 * count + 1}}) == {}
+    steps = Counted(history.steps("things"))
+    assert up_to_step({0: 123_450}, {0: 10**6}, steps) == {0: 123_460}
+    few = 2 * math.ceil(math.log2(count))
+    assert history.changes.reads <= count + 4 * few, "all of them once, then few for each batch"  # type: ignore[attr-defined]
+    assert steps.reads <= few
 
 
 # The choice, batch by batch.
