@@ -67,8 +67,10 @@ class KafkaSink:
         if not hasattr(self.topic.value, "writer"):
             raise UsageError(
                 f"topic {self.topic.name}: its format {type(self.topic.value).__name__} only reads",
-                "declare it with Json, Csv, Avro, Protobuf, Text or Raw, or give it a `writer` (declare/format.py)",
+                "declare Json, Csv, CloudEvents, Avro, Protobuf, Text or Raw, or write a `writer` (declare/format.py)",
             )
+        if (unwritable := getattr(self.topic.value, "unwritable", None)) is not None:
+            raise UsageError(f"topic {self.topic.name}: {unwritable[0]}", unwritable[1])
         fields = self.topic.value.schema.fieldNames()
         if taken := _TAKEN.intersection(fields):
             raise UsageError(

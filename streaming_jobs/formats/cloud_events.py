@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -24,7 +24,9 @@ from streaming_jobs.formats.json import REASONS as JSON_REASONS
 from streaming_jobs.formats.json import Json
 
 if TYPE_CHECKING:
+    from streaming_jobs.declare.format import WritableFormat
     from streaming_jobs.formats.event_records import CloudEventsReader, EventFrame
+    from streaming_jobs.formats.event_writer import CloudEventsWriter
 
 PREFIX = "ce_"
 """Begins the columns of attributes, and the headers of an event in binary mode."""
@@ -83,6 +85,28 @@ class CloudEvents(DeclaredFormat):
         if not isinstance(self.value, RegistryFormat):
             return self
         return CloudEvents(self.value.bound(schemas, topic), attributes=self.attributes)
+
+    @property
+    def unwritable(self) -> tuple[str, str] | None:
+        """Why no topic can be written in this format, and what to do; None if one can."""
+        if not hasattr(self.value, "writer"):
+            kind = type(self.value).__name__
+            return f"the format {kind} of its data only reads", "declare data of Json, Csv, Avro, Protobuf, Text or Raw"
+        missing = [name for name in REQUIRED[1:] if name not in self.attributes]
+        if not missing:
+            return None
+        columns = ", ".join(PREFIX + name for name in missing)
+        return (
+            f"an event needs {', '.join(missing)}",
+            f"add them to `attributes`, as the columns {columns} of the output",
+        )
+
+    def writer(self) -> CloudEventsWriter:
+        """A writer of events in structured mode."""
+        from streaming_jobs.formats.event_writer import CloudEventsWriter  # here: a declaration needs no Arrow
+
+        data = cast("WritableFormat", self.value).writer()
+        return CloudEventsWriter(data, self.value.schema.fieldNames(), self.attributes, isinstance(self.value, Json))
 
     def reader(self, fields: Sequence[str] | None = None) -> CloudEventsReader:
         """A reader; raises UsageError for a name that is not a field."""

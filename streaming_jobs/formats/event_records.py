@@ -194,6 +194,11 @@ _ANY = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _UNPACK = msgspec.json.Decoder().decode
 
 
+def is_json_type(content_type: str | None) -> bool:
+    """True if `data` of an event of this `datacontenttype` is the value itself."""
+    return content_type is None or _JSON.fullmatch(content_type) is not None
+
+
 def _decoded(raw: msgspec.Raw | bytes) -> Any:
     try:
         return _UNPACK(raw)
@@ -207,7 +212,7 @@ def _data(data: bytes, encoded: object, content_type: str | None) -> bytes | Non
     if encoded is None and data == _NO_DATA:
         return None
     if encoded is None:
-        text = _decoded(data) if content_type is not None and not _JSON.fullmatch(content_type) else None
+        text = None if is_json_type(content_type) else _decoded(data)
         return text.encode() if isinstance(text, str) else data
     if data != _NO_DATA:
         raise Refused("ambiguous_data", "the event has both `data` and `data_base64`")

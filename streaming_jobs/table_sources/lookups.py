@@ -31,7 +31,7 @@ from streaming_jobs.declare.schemas import nullable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import LookupVersionGone, OffsetsLost, PermanentError, TableAwaited, TransientError
 from streaming_jobs.ledger.entry import TableVersion
-from streaming_jobs.ledger.positions import TopicOffsets, by_place
+from streaming_jobs.ledger.positions import Place, TopicOffsets, by_place
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.data_source import load
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -88,13 +88,20 @@ class LookupHistory:
         A table that the first run did not look up at that time has the version in which it first did.
         """
         wanted = by_place(ends)
-
-        def has_read(change: LookupChange) -> bool:
-            read = by_place(change.ends)
-            return all(read.get(place, 0) >= end for place, end in wanted.items())
-
-        first = bisect_left(self.changes, True, key=has_read)
+        first = bisect_left(
+            self._reached, True, key=lambda read: all(read.get(p, 0) >= end for p, end in wanted.items())
+        )
         return {**self._known_after[first], **self.changes[first].versions} if first < len(self.changes) else {}
+
+    @cached_property
+    def _reached(self) -> Sequence[Mapping[Place, int]]:
+        """For each change, how far the run had read by then, also sources that it did not have just then."""
+        reached: dict[Place, int] = {}
+        after = list[Mapping[Place, int]]()
+        for change in self.changes:
+            reached = {**reached, **{p: max(end, reached.get(p, 0)) for p, end in by_place(change.ends).items()}}
+            after.append(reached)
+        return after
 
     @cached_property
     def _known_after(self) -> Sequence[Mapping[str, TableVersion]]:

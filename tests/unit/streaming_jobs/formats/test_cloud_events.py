@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from streaming_jobs import Avro, CloudEvents, Csv, Debezium, Json, KafkaTopic, Raw, Text
+from streaming_jobs import Avro, CloudEvents, Csv, Debezium, Json, KafkaSink, KafkaTopic, Raw, Text
 from streaming_jobs.declare.format import Format, Refused
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.event_records import BINARY
@@ -205,3 +206,74 @@ def test_an_event_that_is_read_at_once_is_read_alike_attribute_by_attribute(fiel
         return {name: text for name, text in event.attributes.items() if text is not None}, event.data
 
     assert outcome(reader._structured) == outcome(reader._judged)
+
+
+# The writing.
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+TIMES = st.datetimes(timezones=st.just(UTC))
+ROWS = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "name": st.none() | TEXTS,
+        **dict.fromkeys(("ce_id", "ce_source", "ce_type"), TEXTS),
+        "ce_time": st.none() | TIMES,
+        **dict.fromkeys(("ce_subject", "ce_datacontenttype"), st.none() | TEXTS),
+    }
+)
+WRITTEN = CloudEvents(DATA, attributes=["id", "source", "type", "time", "subject", "datacontenttype"])
+
+
+def batch(declared: CloudEvents, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, to_arrow_schema(declared.schema, timezone="UTC"))
+
+
+@given(st.lists(ROWS, max_size=4))
+def test_what_is_written_reads_back_as_the_same_row(rows: list[dict[str, Any]]) -> None:
+    written = WRITTEN.writer().write(batch(WRITTEN, rows))
+    assert not written.refused
+    block = WRITTEN.reader().read(written.values)
+    assert not block.refused and block.columns.to_pylist() == rows
+
+
+def test_data_in_json_are_the_value_itself_and_others_are_encoded() -> None:
+    row = {"id": 1, "name": "a", "ce_id": "e1", "ce_source": "/shop", "ce_type": "order", "ce_time": AT}
+    (value,) = ALL.writer().write(batch(ALL, [row])).values
+    assert json.loads(value or b"") == {**BASE, "time": "2026-01-31T05:06:07.000000Z", "data": {"id": 1, "name": "a"}}
+    other = {**row, "ce_datacontenttype": "text/csv"}
+    (value,) = WRITTEN.writer().write(batch(WRITTEN, [other])).values
+    assert base64.b64decode(json.loads(value or b"")["data_base64"]) == b'{"id":1,"name":"a"}'
+    raw = CloudEvents(Raw(), attributes=["id", "source", "type"])
+    (value,) = raw.writer().write(batch(raw, [{**row, "value": b"\xff"}])).values
+    assert json.loads(value or b"") == {**BASE, "data_base64": "/w=="}
+    assert raw.writer().headers == (("content-type", b"application/cloudevents+json; charset=UTF-8"),)  # type: ignore[attr-defined]
+
+
+def test_an_event_that_no_reader_would_take_is_refused() -> None:
+    declared = CloudEvents(DATA, attributes=["id", "source", "type", "specversion"])
+    good = {"id": 1, "name": "a", "ce_id": "e1", "ce_source": "/shop", "ce_type": "order", "ce_specversion": "1.0"}
+    rows = [
+        good,
+        {**good, "ce_id": ""},
+        {**good, "ce_type": None},
+        {**good, "ce_specversion": "0.3"},
+        {**good, "id": None},
+    ]
+    nullable = pa.schema([field.with_nullable(True) for field in batch(declared, [good]).schema])
+    written = declared.writer().write(pa.RecordBatch.from_pylist(rows, nullable))
+    assert {row: refusal.reason for row, refusal in written.refused.items()} == {
+        1: "missing_field",
+        2: "missing_field",
+        3: "unknown_version",
+        4: "missing_field",
+    }
+    assert [value is None for value in written.values] == [False, True, True, True, True]
+
+
+def test_a_sink_names_what_its_events_lack() -> None:
+    with pytest.raises(UsageError, match="an event needs source, type") as raised:
+        KafkaSink(KafkaTopic("events", value=CloudEvents(DATA, attributes=["id"])))
+    assert "ce_source, ce_type" in raised.value.next_step
+    with pytest.raises(UsageError, match="Debezium of its data only reads"):
+        KafkaSink(KafkaTopic("events", value=CloudEvents(Debezium(DATA), attributes=["id", "source", "type"])))
+    assert KafkaSink(KafkaTopic("events", value=ALL)).name == "events"

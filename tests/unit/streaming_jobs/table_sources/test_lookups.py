@@ -123,6 +123,13 @@ def test_a_batch_of_a_replay_reads_few_of_many_changes() -> None:
     assert steps.reads <= few
 
 
+def test_a_source_that_a_run_had_dropped_for_a_time_hides_none_of_its_earlier_versions() -> None:
+    ends = [{"things": {0: 10}}, {"things": {0: 20}}, {"others": {0: 5}}, {"others": {0: 9}}, {"things": {0: 30}}]
+    history = LookupHistory(tuple(LookupChange(end, {"names": TableVersion(n, "id")}) for n, end in enumerate(ends, 1)))
+    found = [history.at({"things": {0: offset}})["names"].version for offset in (10, 11, 20, 21, 30)]
+    assert found == [1, 2, 2, 5, 5]
+
+
 # The choice, batch by batch.
 
 
