@@ -7,6 +7,7 @@ held, and from the fence on the tables refuse every other start.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -133,6 +134,8 @@ def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:
                 _run_all(recovery, stages, follows, again=(Follow.name,))
             with stopped_streams(recovery, check):
                 _run_all(recovery, stages)
+    stopped = next(line.at for line in recovery.journal.lines() if line.is_of(TakeSavepoint.name))
+    recovery.events.tell(f"  the streams were stopped {time.time() - stopped:.1f} s ago, and may start again")
 
 
 @contextmanager
