@@ -38,6 +38,7 @@ def test_a_kill_and_a_zombie_in_open_transactions_change_nothing_in_a_chain_of_t
     assert copied.records_out == again.records_out == report.findings.fed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_figures_through_two_topics_are_what_arithmetic_says_after_a_kill_and_a_dead_broker(tmp_path: Path) -> None:
     """Minimum, maximum, difference, total, count, average and windowed counts of numbers in random order."""
