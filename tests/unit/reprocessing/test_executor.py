@@ -17,7 +17,7 @@ from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import folder
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.targets import Target
-from reprocessing.stages import stopped_streams
+from reprocessing.stages import beside, stopped_streams
 from reprocessing.stages.publish import fence
 from streaming_jobs.errors import LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.sources.topics import TopicInfo
@@ -43,7 +43,8 @@ def stop_of(life: Life) -> Path:
 
 def act(life: Life, plan: StreamRecoveryPlan, what: str, topics: Topics | None = None) -> object:
     whole = dataclasses.replace(recovery(life, plan.id, topics or Topics(end=40)), patience=-60.0)  # nobody stops here
-    return getattr(executor, what)(whole)
+    stop_first = {} if what == "give_up" else {"stop_first": True}
+    return getattr(executor, what)(whole, **stop_first)
 
 
 @pytest.mark.parametrize(("stage", "what"), [("clean_up", "resume"), ("clean_up", "give_up"), ("abort", "resume")])
@@ -81,6 +82,7 @@ def test_a_stream_that_does_not_stop_in_time_stays_asked_to_stop_if_a_table_is_o
     def unreadable(*_: object) -> bool:
         raise OSError("no such disk")
 
+    monkeypatch.setattr(beside, "_READY_WITHIN", 0.0)  # nobody answers here either
     if noted is not None:
         executor.journal_of(life.settings, plan.id).write(*noted)
     if fenced:

@@ -26,6 +26,7 @@ from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from reprocessing.report.facts import facts_of
 from reprocessing.report.page import page
+from reprocessing.stages import beside
 from reprocessing.stages.recovery import Recovery, RecoveryEvents
 from reprocessing.stages.stages import stages_of
 from streaming_jobs.catalog.snapshots import read_snapshot
@@ -352,11 +353,12 @@ def test_a_plan_of_both_is_in_the_way_of_another_of_either(both: list[Life]) -> 
         recovery_of(settings, [STREAM], Topics(), load(settings, plan), RecoveryEvents())
 
 
-def test_neither_stream_runs_while_a_plan_of_both_is_at_work(both: list[Life]) -> None:
+def test_neither_stream_runs_while_a_plan_of_both_is_at_work(both: list[Life], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_READY_WITHIN", 0.0)
     settings = both[0].settings
     plan = back(settings).id
     with take(settings, "others", purpose="session", wait=0), pytest.raises(Exception, match="others"):
-        resume(dataclasses.replace(recovery(settings, plan), patience=-60.0))
+        resume(dataclasses.replace(recovery(settings, plan), patience=-60.0), stop_first=True)
     assert journal_of(settings, plan).outcome == "planned" and all(map(can_start, both))
     with take(settings, "things", purpose="session", wait=0):  # it was given back
         pass

@@ -38,7 +38,7 @@ def test_spark_is_launched_under_the_name_of_the_replay(monkeypatch: pytest.Monk
     """A session launches Spark with the stream's name, which is that of the running stream's log file."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(session.spark, "launch", lambda _, **options: given.update(options))
-    partial(session._launch, "preview-things")(cast("Any", None), name="things", pools=["things"])
+    partial(session.launch_as, "preview-things")(cast("Any", None), name="things", pools=["things"])
     assert given == {"name": "preview-things", "pools": ["things"]}
 
 
