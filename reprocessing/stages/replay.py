@@ -55,20 +55,15 @@ _WITH_FILES = 1
 def replay(context: RecoveryContext) -> Mapping[str, Any]:
     """Replay to the topics' end, or to the end of a bounded recovery and not further; returns the stage's findings.
 
-    What is left after a replay beside the stream is read to exactly where the published tables end: the stream is to
-    go on at once, and reads what came since.
-
     Raises PermanentError or TransientError, as the failure of the session was, and PermanentError for a replay that
     ended before the stream's last batch.
     """
     began, until = time.monotonic(), context.plan.until
-    beside = context.warm is not None
-    ends = border_offsets(context) if beside else context.kept().ends
     outcome, records = run_to(
         context,
-        ends if until is None else until.ends,
+        context.kept().ends if until is None else until.ends,
         border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
-        bounded=beside or until is not None,
+        bounded=until is not None,
     )
     assert outcome.last is not None
     return {

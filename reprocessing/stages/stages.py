@@ -296,7 +296,7 @@ class Replay(OfOneStream):
 
     def explain(self) -> str:
         if self.rest:
-            return "replay what the stream has read since, to where it has stopped"
+            return "replay what the stream has read since, to where it has stopped, and what came since"
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
         records = counted(self.plan.records, self.plan.unit)
         end = "" if self.plan.until is None else f", up to the end of batch {self.plan.until.batch} and no further,"
