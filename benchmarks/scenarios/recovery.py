@@ -34,7 +34,7 @@ from streaming_jobs.state.status import read_status
 _STREAM = "inventory"
 _TICK = 0.1
 _FED_EVERY = 0.25
-_LONGEST = 900.0
+_LONGEST = 400.0
 """Seconds of live records that are made beforehand: the bound of the whole run."""
 
 
