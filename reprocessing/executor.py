@@ -23,7 +23,7 @@ from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.replay import staging
 from reprocessing.replay.difference import for_journal
 from reprocessing.report.page import page, report_of
-from reprocessing.stages.beside import can_run_beside, goal_of, stand_by, stand_down, streams_run, warm_spark
+from reprocessing.stages.beside import goal_of, reason_to_stop_first, stand_by, stand_down, streams_run, warm_spark
 from reprocessing.stages.publish import has_published
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
 from reprocessing.stages.reopen import abort
@@ -154,7 +154,7 @@ def _standing_by(recovery: Recovery) -> Iterator[None]:
 
 def explained(settings: Settings, streams: Mapping[str, Stream], plan: RecoveryPlan) -> str:
     """The plan's text, with its stages in the order in which they would run now."""
-    beside = streams_run(settings, plan) and can_run_beside(plan, streams) is None
+    beside = streams_run(settings, plan) and reason_to_stop_first(plan, streams) is None
     return explain(plan, beside=beside)
 
 
@@ -165,7 +165,7 @@ def _goes_beside(recovery: Recovery, *, stop_first: bool) -> bool:
         return recovery.journal.done(Compare.name) is not None
     if stop_first or not streams_run(recovery.settings, recovery.plan):
         return False
-    reason = can_run_beside(recovery.plan, recovery.streams)
+    reason = reason_to_stop_first(recovery.plan, recovery.streams)
     if reason is None and not begun and any(goal_of(context) is None for context in recovery.each()):
         reason = "there is nothing to replay before their last batches"
     if reason is not None:

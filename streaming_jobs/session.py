@@ -344,9 +344,10 @@ class Session:
         """Give up the leases of streams that have ended, and Spark too if the others run in their own processes."""
         elsewhere = self.restarts is not None and bool(self.restarts.elsewhere)
         attached = [running for running in self.running if not running.detached]
-        stands_by = self.restarts is not None and bool(self.restarts.standing_by())
-        if elsewhere or stands_by or not all(running.ended for running in attached):
-            for running in (each for each in attached if each.ended and not each.in_batch):
+        ended = [running for running in attached if running.ended and not running.in_batch]
+        stays = elsewhere or not all(running.ended for running in attached)
+        if ended and (stays or (self.restarts is not None and self.restarts.standing_by())):
+            for running in ended:
                 self.detach(running)
         if elsewhere and self.spark is not None and all(running.detached for running in self.running):
             log.info("no stream is left in this process: its Spark ends")

@@ -11,20 +11,17 @@ the truth.
 
 from __future__ import annotations
 
-import os
-import signal
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.run import Report, progress, verdict
+from benchmarks.processes import Child
+from benchmarks.run import Report, median, progress, verdict, wait_until
 from orchestration.cli.demo import RIGHT, WRONG, Story
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.platform.broker import Broker
@@ -59,8 +56,14 @@ def _measured(story: Story, records: int, rate: int, before: float, most_gap: fl
     progress(f"{records:,} records are sent")
     story.feed(story.all[:records])
     live = _Live(story, records, rate)
-    with _session(story):
-        _until(lambda: _seen(story) == records, 600, "the records")
+    session = Child(
+        [sys.executable, "-m", "orchestration.cli", "streams", "run", *story.streams, "--trigger", "continuous"],
+        story.environment(),
+        story.folder / "session.log",
+        by_signal=True,
+    )
+    try:
+        wait_until(lambda: _seen(story) == records, 600, "the records", check=session.check)
         with live.running():
             time.sleep(10)
             batches = len(live.batches)
@@ -71,10 +74,12 @@ def _measured(story: Story, records: int, rate: int, before: float, most_gap: fl
             at, batches, gaps = time.monotonic(), len(live.batches), len(live.gaps)
             story.recourse("recover", "apply", plan, "--yes")
             published = time.monotonic() - at
-            _until(lambda: (s := read_status(story.settings, _STREAM)) and s.generation == 2 and s.batches, 60, "it")
+            wait_until(lambda: _batches(story, 2) > 0, 60, "a batch of the new generation", check=session.check)
             time.sleep(5)
             gap = max(live.gaps[gaps:])
-        _until(lambda: _seen(story) == live.sent, 120, "the rest")
+        wait_until(lambda: _seen(story) == live.sent, 120, "the rest", check=session.check)
+    finally:
+        session.stop()
     lines = {(line.stage, line.state): line.at for line in journal_of(story.settings, plan).lines()}
     followed = lines["compare", "done"] - lines["prepare", "done"]
     story.compare(live.sent, right=True)
@@ -115,8 +120,7 @@ class _Live:
                 thread.join()
 
     def batch_ms(self, since: int, within: float = float("inf")) -> float:
-        times = [ms for at, ms in self.batches[since:] if at - self.batches[since][0] <= within]
-        return statistics.median(times) if times else float("nan")
+        return median([ms for at, ms in self.batches[since:] if at - self.batches[since][0] <= within])
 
     def _feed(self) -> None:
         due, step = time.monotonic(), int(self.rate * _FED_EVERY)
@@ -137,37 +141,14 @@ class _Live:
                 self.batches.append((time.monotonic(), status.batch_ms))
 
 
+def _batches(story: Story, generation: int) -> int:
+    """The batches of the session, if it is in this generation."""
+    status = read_status(story.settings, _STREAM)
+    return status.batches if status is not None and status.generation == generation else 0
+
+
 def _seen(story: Story) -> int:
     """The records of the published table."""
     if not (story.settings.tables_folder / _STREAM / "_delta_log").is_dir():
         return 0
     return sum(int(row["movements"]) for row in story.rows(_STREAM))
-
-
-@contextmanager
-def _session(story: Story) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "streams", "run", *story.streams, "--trigger", "continuous"],
-        cwd=story.folder,
-        env=story.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come within {seconds:g} s")
-        time.sleep(0.2)

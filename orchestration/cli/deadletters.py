@@ -296,7 +296,8 @@ def _replay(
 
     call = invocation(context)
     declared = call.topology[name]
-    checked(call.settings, declared, set_aside(call.settings, declared, kind, choice, table=table))  # before a broker
+    # Before a broker is started.
+    checked(call.settings, declared, lambda: set_aside(call.settings, declared, kind, choice, table=table))
     waits = replace(Waits(), commit=parse_duration(wait_commit).total_seconds())
     with (
         stop_signals_interrupt(),

@@ -89,7 +89,7 @@ def definitions(
         description="Redrives what every stream has set aside, where that is possible.",
     )
     def each_night(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
-        for values in nightly(topology):
+        for values in nightly(settings, topology):
             config = dg.RunConfig(ops={named(settings.dagster, STEP): RedriveConfig(**values)})
             key = f"{context.scheduled_execution_time:%Y-%m-%d}-{values['stream']}-{values.get('table', '')}"
             yield dg.RunRequest(run_key=key, run_config=config)
@@ -97,13 +97,13 @@ def definitions(
     return dg.Definitions(jobs=[job], schedules=[each_night])
 
 
-def nightly(topology: Topology) -> Iterator[dict[str, Any]]:
-    """Yields a night's configurations: dead letters and quarantines of the streams that can be redriven."""
-    from reprocessing.redrive.refusals import check_stream
+def nightly(settings: Settings, topology: Topology) -> Iterator[dict[str, Any]]:
+    """Yields a night's configurations: dead letters and quarantines of streams that have run and can be redriven."""
+    from reprocessing.redrive.redrive import checked
 
     for stream in topology.streams.values():
         try:
-            check_stream(stream)
+            checked(settings, stream)
         except UsageError:
             continue
         yield {"stream": stream.name}

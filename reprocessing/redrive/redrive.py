@@ -100,7 +100,7 @@ def redrive(
     with requests.running(tools.waits.other):
         finish_waiting(tools, stream, requests)
         chosen = set_aside(settings, stream, kind, choice, table=table)
-        record = checked(settings, stream, chosen)
+        record = checked(settings, stream, lambda: chosen)
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
@@ -162,13 +162,16 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
     return carry_out
 
 
-def checked(settings: Settings, stream: Stream, chosen: Sequence[SetAside]) -> StreamRecord:
-    """The stream's record; raises UsageError for a stream whose records cannot be redriven, as far as files say."""
+def checked(settings: Settings, stream: Stream, chosen: Callable[[], Sequence[SetAside]] = list) -> StreamRecord:
+    """The stream's record; raises UsageError for a stream whose records cannot be redriven, as far as files say.
+
+    `chosen` is called only if the stream keeps state: the refusal names a plan from before these records.
+    """
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
     if record.state_fingerprint:
-        raise with_state(stream, _last_before(settings, stream, record, chosen))
+        raise with_state(stream, _last_before(settings, stream, record, chosen()))
     check_stream(stream)
     return record
 

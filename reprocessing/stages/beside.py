@@ -59,15 +59,15 @@ _READY_WITHIN = 30.0
 class CannotCatchUp(PermanentError):
     """The replay of a recovery is no faster than its stream, so the stream would run ahead of it for ever.
 
-    Let the replay have more of the machine (`recover.pace`), or stop the stream first:
-    `recourse recover abort PLAN`, then `recourse recover apply PLAN --stop-first` of a new plan.
+    Let the replay have more of the time (`recovery.pace`) and continue: `recourse recover resume PLAN`; or stop the
+    stream first: `recourse recover resume PLAN --stop-first`.
     """
 
     code = "REC-047"
 
 
-def can_run_beside(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> str | None:
-    """None if the plan's streams can run while they are replayed; otherwise the reason why they stop first, in words.
+def reason_to_stop_first(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> str | None:
+    """Why the plan's streams cannot run while they are replayed, in words; None if they can.
 
     Records that a replay appends to a topic are read at once, so a stream that writes topics has to stand still.
     """
@@ -202,7 +202,7 @@ def published_then(context: RecoveryContext) -> dict[str, StoredTable]:
     remove_tables(folder, context.stream)
     for declared, _ in all_tables(context.stream):
         table = existing_table(context.settings, declared, context.stream.name)
-        commits = (c for c in table.commits() if c.entry is not None and c.moves(context.stream.name))
+        commits = (c for c in table.commits() if c.moves(context.stream.name))
         at = next((c for c in commits if c.entry is not None and c.entry.txn <= upto), None)
         content = table.no_rows() if at is None else table.content(at.version)
         copied_table(context.replay_settings, folder, declared, context.stream.name, content)
@@ -268,7 +268,7 @@ def _with_low_priority(log_name: str, settings: Settings, **options: Any) -> Lau
 
 
 def stand_by(recovery: Recovery) -> None:
-    """Let the sessions of the streams prepare their next start, and wait for that; the replays follow meanwhile.
+    """Let the sessions of the streams, which run meanwhile, prepare their next start, and wait until they have.
 
     A session that nobody supervises does not answer, and starts nothing: then the wait ends at its deadline.
     """

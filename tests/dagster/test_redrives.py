@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import RedrivenRecord
+from streaming_jobs.state import stream_record
 
 
 def rows(orders: Any) -> Any:
@@ -27,7 +29,9 @@ TOPIC = KafkaTopic("orders", value=Json({"id": "int"}))
 RULES = {"orders": [Holds("id > 0", on_fail="quarantine")]}
 ORDERS = Stream("orders", rows, {"orders": TOPIC}, {"orders": DeltaTable("orders")}, rules=RULES)
 OUT = Stream("out", rows, {"orders": TOPIC}, {"out": KafkaSink(KafkaTopic("copied", value=Json({"id": "int"})))})
-STREAMS = Topology({"orders": ORDERS, "out": OUT})
+SUMS = Stream("sums", rows, {"orders": TOPIC}, {"sums": DeltaTable("sums")})
+NEW = Stream("new", rows, {"orders": TOPIC}, {"new": DeltaTable("new")})
+STREAMS = Topology({"orders": ORDERS, "out": OUT, "sums": SUMS, "new": NEW})
 
 
 def run(tmp_path: Path, error: RecourseError | None, **config: Any) -> tuple[dg.ExecuteInProcessResult, list[Any]]:
@@ -65,11 +69,13 @@ def test_a_refusal_fails_the_run_with_its_words(tmp_path: Path) -> None:
 
 def test_the_schedule_is_off_and_names_what_can_be_redriven(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path})
+    for name, state in (("orders", {}), ("out", {}), ("sums", {"aggregate": "sum"})):
+        stream_record.save(settings, replace(stream_record.first(name), state_fingerprint=state))
     defs = definitions(settings, STREAMS, Bundle("shop", "default", (), tmp_path), dg.in_process_executor)
     schedule = defs.resolve_schedule_def(JOB)
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     wanted = [{"stream": "orders"}, {"stream": "orders", "quarantine": True, "table": "orders"}]
-    assert list(nightly(STREAMS)) == wanted
+    assert list(nightly(settings, STREAMS)) == wanted
     with dg.DagsterInstance.ephemeral() as instance:
         now = datetime(2026, 11, 26, 3, 30, tzinfo=UTC)
         context = dg.build_schedule_context(instance, scheduled_execution_time=now)

@@ -16,7 +16,7 @@ from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.targets import Target
 from reprocessing.stages import beside
-from reprocessing.stages.beside import CannotCatchUp, Paced, can_run_beside, follow, goal_of
+from reprocessing.stages.beside import CannotCatchUp, Paced, follow, goal_of, reason_to_stop_first
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused
 from streaming_jobs.errors import PreflightRefused
@@ -77,7 +77,7 @@ def test_plans_that_need_their_streams_stopped_say_why(
     life: Life, plan: StreamRecoveryPlan, change: dict[str, Any], reason: str | None
 ) -> None:
     whole = load(life.settings, plan.id)
-    assert can_run_beside(replace(whole, streams=(replace(plan, **change),)), {STREAM.name: STREAM}) == reason
+    assert reason_to_stop_first(replace(whole, streams=(replace(plan, **change),)), {STREAM.name: STREAM}) == reason
 
 
 def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(

@@ -75,6 +75,17 @@ class Watch:
         self.closed = True
 
 
+def children_of_both() -> tuple[ChildSessions, list[ChildCommand]]:
+    """The children of a session with both streams, which only seem to be started, and their commands."""
+    commands: list[ChildCommand] = []
+
+    def begin(command: ChildCommand) -> ChildProcess:
+        commands.append(command)
+        return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
+
+    return ChildSessions(["session", "--streams", "plain,parity"], 1.0, start=begin), commands
+
+
 def look(session: Session) -> None:
     """One look of the session at the streams that may have to start again."""
     if session.restarts is not None:
@@ -238,13 +249,7 @@ def test_a_failed_stream_that_runs_or_was_stopped_elsewhere_is_nobodys_reason_to
 
 def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_session(home: Settings) -> None:
     """Its earlier failure is over, and no reason to start it once more when the other process has ended."""
-    commands: list[ChildCommand] = []
-
-    def begin(command: ChildCommand) -> ChildProcess:
-        commands.append(command)
-        return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
-
-    children = ChildSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
+    children, commands = children_of_both()
     session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch({"plain"})), children=children)
     session.run()
     moved, other = session.running
@@ -281,13 +286,7 @@ def test_a_stream_that_has_moved_to_its_own_process_is_no_failure_of_this_sessio
 
 
 def test_a_session_with_other_code_starts_one_that_stands_by_for_the_end_of_a_recovery(home: Settings) -> None:
-    commands: list[ChildCommand] = []
-
-    def begin(command: ChildCommand) -> ChildProcess:
-        commands.append(command)
-        return cast("ChildProcess", SimpleNamespace(pid=7, exit_code=None, end=lambda *_: 0))
-
-    children = ChildSessions(["session", "--streams", "plain,parity"], 1.0, start=begin)
+    children, commands = children_of_both()
     session = session_of(home, [plain, parity], reasons=RestartReasons(home, watch=Watch({"plain"})), children=children)
     session.run()
     running = session.running[0]
