@@ -82,7 +82,7 @@ def apply(recovery: Recovery, *, stop_first: bool = False) -> None:
         changes += moved(context.plan, now)
         changes += rebuilt_since(context.settings, context.stream, context.plan)
     late = left_out(recovery.settings, plan, list(recovery.streams.values()), recovery.topics)
-    changes += [f"stream {name} reads its topics, and has begun since" for name in late]
+    changes += [f"stream {name} reads what it changes, and has begun since" for name in late]
     if changes:
         raise UsageError(f"plan {plan.id} no longer holds: {'; '.join(changes)}", "make a new plan")
     resume(recovery, stop_first=stop_first)

@@ -74,7 +74,7 @@ def _create_named(
     note: str,
     output: Output,
 ) -> None:
-    from reprocessing.plan.affected_streams import through_tables, through_topics
+    from reprocessing.plan.affected_streams import downstream, through_tables
     from reprocessing.plan.registry import under_way
     from streaming_jobs.catalog.archive import is_archive
     from streaming_jobs.runtime.crash_points import crash_point
@@ -86,7 +86,7 @@ def _create_named(
     every = {each.name: each for each in call.topology.select([])}
     if downstream_of is not None:
         root = call.topology[downstream_of].name
-        reached = {*through_topics(every, [root]), *through_tables(every, [root])}
+        reached = {*downstream(every, [root]), *through_tables(every, [root])}
         chosen = [each for each in every.values() if each.name in reached]
     else:
         chosen = call.topology.select(list(dict.fromkeys(names)))

@@ -1,7 +1,7 @@
-"""The downstream streams of a recovery: streams that read, through topics, what the recovered streams write.
+"""The downstream streams of a recovery: streams that read, from topics and tables, what the recovered streams write.
 
 Each of them goes back to its last batch before the first wrong record, found through the ledger of the stream that
-wrote it. A stream that reads a table is not included: from a publish it gets only the new rows.
+wrote it, or before the first version of a table whose rows are written anew.
 
 A target may have read records that the plan voids, or lack records that the plan restores: a savepoint holds what its
 stream had read by then, past the ranges that were void then. If the first difference lies before the target's end, its
@@ -19,7 +19,7 @@ from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved, Target, at_or_before, named_savepoint, offsets_target
 from reprocessing.plan.void_records import first_changed, path_with
 from streaming_jobs.catalog.archive import is_archive
-from streaming_jobs.catalog.graph import Graph, Node
+from streaming_jobs.catalog.graph import Graph, Node, source_node
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
@@ -30,6 +30,7 @@ from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import lease, stream_record, topic_records
+from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_folder import StreamFolder, stream_names
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import TopicRecord
@@ -44,16 +45,19 @@ def all_streams(settings: Settings, given: Sequence[Stream]) -> dict[str, Stream
     return {**Topology.load(settings.flows).streams, **{stream.name: stream for stream in given}}
 
 
-def through_topics(streams: Mapping[str, Stream], roots: Collection[str]) -> list[str]:
-    """The streams that read records of `roots` through topics alone, with these, in the order of records.
+def downstream(streams: Mapping[str, Stream], roots: Collection[str]) -> list[str]:
+    """The streams whose sources have records or rows of `roots`, with these, in the order of records.
 
-    Archives are left out: they keep all offsets, void or not.
+    Archives are left out: they keep all offsets, void or not. A table that a stream looks up is not its source.
     """
     graph, reached = Graph.of(streams.values()), {Node("stream", name) for name in roots}
     for node in graph.in_order:
-        if node.kind == "table" or (node.kind == "stream" and is_archive(streams[node.name])):
-            continue
-        if any(each in reached and each.kind != "table" for each in graph.before(node)):
+        before = graph.before(node)
+        if node.kind == "stream":
+            if is_archive(streams[node.name]):
+                continue
+            before = [source_node(source) for source in streams[node.name].sources.values()]
+        if reached.intersection(before):
             reached.add(node)
     return [node.name for node in graph.in_order if node in reached and node.kind == "stream"]
 
@@ -75,13 +79,13 @@ def refuse_in_first_batch(settings: Settings, stream: Stream) -> None:
     """Raise UsageError for a stream without a finished batch that may have read records which become void."""
     if _runs(settings, stream):
         raise UsageError(
-            f"stream {stream.name} reads topics that the plan changes, runs, and has finished no batch",
+            f"stream {stream.name} reads what the plan changes, runs, and has finished no batch",
             f"stop it ({commands.stop(stream.name)}), or wait until it has finished one",
         )
     if _half_written(settings, stream):
         raise UsageError(
-            f"stream {stream.name} reads topics that the plan changes, and was ended in its first batch, which some of "
-            "its tables or topics may have",
+            f"stream {stream.name} reads what the plan changes, and was ended in its first batch, which some of its "
+            "tables or topics may have",
             f"let it finish this batch: {commands.run(stream.name, trigger='available-now')}; if it cannot, "
             f"{start_over(stream.name, folders(settings, stream))}",
         )
@@ -110,13 +114,33 @@ def _half_written(settings: Settings, stream: Stream) -> bool:
 
 
 def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream], topics: TopicReader) -> list[str]:
-    """Streams that read topics to which a plan appends, and that have begun since it was made."""
-    written, declared = {topic for each in plan.streams for topic in each.wrong_from}, all_streams(settings, streams)
-    if not written:
-        return []
-    planned = {*plan.names, *plan.left}
-    undeclared = _undeclared_readers(settings, {*declared, *planned}, written, topics)
-    return [*_readers_beside(settings, declared, written, planned), *undeclared]
+    """Streams that read what a plan changes, topics to which it appends or tables, and have begun since it was made."""
+    declared, planned = all_streams(settings, streams), {*plan.names, *plan.left}
+    written = {topic for each in plan.streams for topic in each.wrong_from}
+    tables = {table for each in plan.streams for table in _read_as_source(each, declared)}
+    undeclared = _undeclared_readers(settings, {*declared, *planned}, written, topics) if written else {}
+    return [*_readers_beside(settings, declared, written, planned, tables), *undeclared]
+
+
+def _read_as_source(plan: StreamRecoveryPlan, streams: Mapping[str, Stream]) -> list[str]:
+    """The tables of a stream whose rows the plan writes anew, so that streams which read them go along."""
+    return [] if plan.skips or plan.until is not None else [sink.name for sink in streams[plan.stream].sinks.values()]
+
+
+def changed_versions(
+    plan: StreamRecoveryPlan, streams: Mapping[str, Stream], savepoints: Sequence[Savepoint]
+) -> dict[str, int]:
+    """By table of a stream to recover, the first version whose rows the replay writes anew.
+
+    The rows of the versions before it are those of the replay's start. A bounded recovery writes none of the rows anew
+    that come after its end, so it says nothing about versions.
+    """
+    tables = _read_as_source(plan, streams)
+    base = next((each for each in savepoints if each.id == plan.base.savepoint), None)
+    if base is None:
+        return dict.fromkeys(tables, 0)
+    kept = {saved.name: saved.version for saved in base.tables}
+    return {table: kept[table] + 1 if table in kept else 0 for table in tables}
 
 
 def refuse_undeclared(
@@ -176,15 +200,22 @@ def refuse_others(
 
 
 def _readers_beside(
-    settings: Settings, streams: Mapping[str, Stream], topics: Collection[str], planned: Collection[str]
+    settings: Settings,
+    streams: Mapping[str, Stream],
+    topics: Collection[str],
+    planned: Collection[str],
+    tables: Collection[str] = (),
 ) -> list[str]:
-    """The streams that read one of the topics, may have read records, and are not in the plan; no archives."""
+    """The streams that read one of the topics or tables, may have read of it, and are not in the plan; no archives."""
     return [
         name
         for name, stream in streams.items()
         if name not in planned
         and not is_archive(stream)
-        and any(topic.name in topics for topic in stream.topics)
+        and (
+            any(topic.name in topics for topic in stream.topics)
+            or any(table.name in tables for table in stream.tables_read)
+        )
         and (
             ledger_file(settings, name).newest(name) is not None
             or _runs(settings, stream)
@@ -240,7 +271,7 @@ NO_CHOICE = Along()
 
 
 def goes_back_to(snapshot: PlanningSnapshot, changed: TopicOffsets) -> tuple[Target, Resolved]:
-    """The target of a stream that reads changed topics: its last batch before the first changed record."""
+    """The target of a stream that reads changed topics or tables: its last batch before the first changed record."""
     read = {topic.name: changed.get(topic.name, {}) for topic in snapshot.preflight.topics}
     resolved = at_or_before(read, snapshot.view())
     where = " and ".join(topic for topic, each in read.items() if each)
@@ -265,6 +296,10 @@ def further_back(
     of_target: dict[str, dict[int, int]] = {}
     of_today: dict[str, dict[int, int]] = {}
     for topic in snapshot.preflight.topics:
+        if topic.kind == "table":
+            begins = [each.wrong_versions[topic.name] for each in before.values() if topic.name in each.wrong_versions]
+            of_target[topic.name] = of_today[topic.name] = {0: begins[0]} if begins else {}
+            continue
         record = topic_records.load(snapshot.settings, topic.name)
         if record is not None and record.topic_id != topic.topic_id:
             record = None

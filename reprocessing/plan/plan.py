@@ -127,7 +127,8 @@ class StreamRecoveryPlan:
     never read. With `until` the recovery is bounded: the replay ends with that batch, and later rows stay as they are.
     `staging` is the name of its folder of staging tables. `wrong_from` has for each topic that the stream writes, by
     partition, the first offset that becomes void; the replay appends the corrected records after the topic's end, which
-    was at `ends_written` when the plan was made. Of the offsets to replay, `void` were void then.
+    was at `ends_written` when the plan was made. Of the offsets to replay, `void` were void then. `wrong_versions` has
+    for each table that a stream of the plan reads the first version whose rows the replay writes anew.
     """
 
     id: str
@@ -148,6 +149,7 @@ class StreamRecoveryPlan:
     wrong_from: TopicOffsets = field(default_factory=dict)
     ends_written: TopicOffsets = field(default_factory=dict)
     void: int = 0
+    wrong_versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def skips(self) -> bool:
@@ -242,9 +244,14 @@ class RecoveryPlan:
         return sum(each.records for each in self.streams)
 
     def upstream(self, stream: str) -> list[StreamRecoveryPlan]:
-        """The plans for streams that append to topics which this one reads."""
-        read = {topic.name for topic in self.of(stream).saw.topics if not topic.continues}
-        return [each for each in self.streams if read.intersection(each.wrong_from)]
+        """The plans for streams that append to topics, or write tables, which this one reads."""
+        read = self.of(stream).saw.topics
+        topics, tables = {t.name for t in read if not t.continues}, {t.name for t in read if t.continues}
+        return [
+            each
+            for each in self.streams
+            if topics.intersection(each.wrong_from) or tables.intersection(each.wrong_versions)
+        ]
 
     def of(self, stream: str) -> StreamRecoveryPlan:
         """The plan for one stream; raises KeyError if the plan does not include the stream."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from reprocessing.plan.affected_streams import (
     Along,
     all_streams,
     changed_by,
+    changed_versions,
+    downstream,
     further_back,
     goes_back_to,
     refuse_in_first_batch,
@@ -25,7 +27,6 @@ from reprocessing.plan.affected_streams import (
     refuse_undeclared,
     still_void,
     through_tables,
-    through_topics,
 )
 from reprocessing.plan.conditions import UnknownColumn, broken
 from reprocessing.plan.first_bad_row import refuse_same_code
@@ -100,7 +101,7 @@ def make_plan(
     checks_of: Callable[[Stream], Checks] = lambda _: NO_CHECKS,
     along: Along = NO_CHOICE,
 ) -> RecoveryPlan:
-    """The plan for these requests, each for another stream, and for the streams that read their topics.
+    """The plan for these requests, each for another stream, and for the streams that read their topics and tables.
 
     The order is that in which they are recovered. The plan is written to disk, and named after the first stream.
     `checks_of` gives the checks of downstream streams, `along` says what else to do with them. Raises
@@ -109,9 +110,9 @@ def make_plan(
     streams_named = [request.snapshot.stream.name for request in requests]
     if len(set(streams_named)) < len(streams_named):
         raise UsageError(f"a plan names each stream once, not {', '.join(streams_named)}", "name each stream once")
-    _refuse_reader_and_writer(settings, [request.snapshot.stream for request in requests])
+    _refuse_look_ups(settings, [request.snapshot.stream for request in requests])
     drafts, left = _drafts(settings, requests, undoes, checks_of, along)
-    notes = [_left_words(name) for name in left]
+    notes = [*map(_left_words, left), *_not_taken_along(settings, requests, {*left, *(d.stream for d in drafts)})]
     if undoes is None:
         notes += same_deploy(settings, drafts)
     drafts[0] = replace(drafts[0], notes=(*drafts[0].notes, *notes))
@@ -139,27 +140,31 @@ def _drafts(
     checks_of: Callable[[Stream], Checks],
     choice: Along,
 ) -> tuple[list[StreamRecoveryPlan], tuple[str, ...]]:
-    """The plans of the streams, readers of topics after their writers; and the streams that are left out."""
+    """The plans of the streams, readers after their writers; and the streams that are left out."""
     asked = {request.snapshot.stream.name: request for request in requests}
     streams = all_streams(settings, [request.snapshot.stream for request in requests])
-    along = through_topics(streams, asked)
+    along = downstream(streams, asked)
     drafts: dict[str, StreamRecoveryPlan] = {}
     changed: dict[str, dict[int, int]] = {}
+    versions: dict[str, int] = {}
     left: list[str] = []
     choice.check([name for name in along if name not in asked])
     committed = CommittedOffsets(settings)
     for name in along:
+        changes = {topic.name: changed[topic.name] for topic in streams[name].topics if topic.name in changed}
+        changes |= {
+            table.name: {0: versions[table.name]} for table in streams[name].tables_read if table.name in versions
+        }
         if name in asked:
             request = asked[name]
             of_one = undoes is None and request.target.kind != "savepoint"  # one that has a name is of several
-            if of_one and {topic.name for topic in streams[name].topics}.intersection(changed):
+            if of_one and changes:
                 raise UsageError(
                     f"stream {name} reads what another stream of the plan writes, so it is taken along",
                     f"leave {name} out: it goes back to its last batch before the first record that changes",
                 )
         else:
-            topics = {source.name for source in streams[name].topics}
-            if not topics.intersection(changed):
+            if not changes:
                 continue
             if stream_record.load(settings, name) is None:  # it begins after the recovery, and reads no void range
                 refuse_in_first_batch(settings, streams[name])
@@ -171,24 +176,29 @@ def _drafts(
             if name in choice.leave:
                 left.append(name)
                 continue
-            request = _taken_along(snapshot, {t: o for t, o in changed.items() if t in topics}, checks_of, choice)
-        drafts[name] = (
-            _draft(request, undoes, drafts, committed)
-            if name in asked
-            else _draft_along(request, undoes, drafts, committed)
-        )
+            request = _taken_along(snapshot, changes, checks_of, choice)
+        draft = _draft if name in asked else _draft_along
+        drafts[name] = draft(request, undoes, drafts, committed)
+        anew = changed_versions(drafts[name], streams, request.snapshot.savepoints)
+        drafts[name] = replace(drafts[name], wrong_versions=anew)
+        versions |= anew
         if drafts[name].wrong_from:
             changed |= changed_by(settings, drafts[name], opened_by(drafts[name]))
     refuse_others(settings, streams, changed, {*drafts, *left})
     refuse_undeclared(settings, {*streams, *drafts}, changed, requests[0].snapshot.topics)
-    if not changed:  # nothing is between them
-        return [drafts[name] for name in asked], ()
-    by_table = sorted(set(through_tables(streams, asked)).intersection(drafts))
-    if by_table:
-        raise UsageError(
-            f"stream {by_table[0]} reads a table and a topic of the streams to recover, directly or through others",
-            "let it read one of them",
-        )
+    read = {table.name for name in drafts for table in streams[name].tables_read}
+    drafts = {
+        name: replace(draft, wrong_versions={t: v for t, v in draft.wrong_versions.items() if t in read})
+        for name, draft in drafts.items()
+    }
+    if not changed and not any(draft.wrong_versions for draft in drafts.values()):  # nothing is between them
+        return [drafts[name] for name in asked], tuple(left)
+    for name in drafts:
+        if found := sorted({lookup.place for lookup in streams[name].lookups.values()}.intersection(versions)):
+            raise UsageError(
+                f"stream {name} reads what the streams to recover write, and looks up their table {found[0]} as it was",
+                f"leave it as it is: --leave {name}; after the recovery, {commands.plan(name, to_batch=-1)}",
+            )
     return list(drafts.values()), tuple(left)
 
 
@@ -215,7 +225,7 @@ def _draft_along(
 def _taken_along(
     snapshot: PlanningSnapshot, changed: TopicOffsets, checks_of: Callable[[Stream], Checks], choice: Along
 ) -> RecoveryRequest:
-    """The request for a stream that reads topics which change from these offsets on."""
+    """The request for a stream that reads topics and tables which change from these offsets on."""
     name, checks = snapshot.stream.name, checks_of(snapshot.stream)
     if name in choice.rebuild:
         return RecoveryRequest(snapshot, Target("batch", "-1"), checks)
@@ -223,14 +233,15 @@ def _taken_along(
     return RecoveryRequest(snapshot, target, checks, resolved=resolved, discard_state=name in choice.discard_state)
 
 
-def _refuse_reader_and_writer(settings: Settings, streams: Sequence[Stream]) -> None:
-    """Raise UsageError if one of the streams reads a table of another one: every replay ends before any publish."""
+def _refuse_look_ups(settings: Settings, streams: Sequence[Stream]) -> None:
+    """Raise UsageError if one of the streams looks up a table of another one: every replay ends before any publish."""
     if len(streams) < 2:
         return
     every = all_streams(settings, streams)
     for writer in streams:
         for reader in streams:
-            if reader.name not in through_tables(every, [writer.name]):
+            looks_up = set(through_tables(every, [writer.name])) - set(downstream(every, [writer.name]))
+            if reader.name not in looks_up:
                 continue
             if through := path_between(writer.name, reader.name, every.values()):
                 raise UsageError(
@@ -471,7 +482,6 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
             for topic in snapshot.preflight.topics
             if topic.compacted and not topic.archived
         ),
-        *_downstream(snapshot),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start),
         *looked_up(snapshot.settings, snapshot.stream, snapshot.record.generations, start),
@@ -511,11 +521,22 @@ def _new_code(settings: Settings, stream: str) -> list[CodeSince]:
     return [code for before, code in itertools.pairwise(codes) if not before.version.same_code(code.version)]
 
 
-def _downstream(snapshot: PlanningSnapshot) -> list[str]:
-    """A note that names the streams which read this one's tables, directly or through others."""
-    others = through_tables(all_streams(snapshot.settings, [snapshot.stream]), [snapshot.stream.name])
-    words = f"streams that read its tables, directly or through others: {', '.join(others)}. They do not get the "
-    return [f"{words}corrected rows; recover them afterwards, in this order"] if others else []
+def _not_taken_along(
+    settings: Settings, requests: Sequence[RecoveryRequest], planned: Collection[str]
+) -> Iterator[str]:
+    """A note that names the streams which read tables of those to recover, and are not in the plan.
+
+    They look a table up, have not begun, or read tables of which a plan corrects only a range.
+    """
+    rewound = [request.snapshot.stream for request in requests]
+    others = [
+        name
+        for name in through_tables(all_streams(settings, rewound), [stream.name for stream in rewound])
+        if name not in planned and stream_record.load(settings, name) is not None
+    ]
+    if others:
+        words = f"streams that read or look up its tables, directly or through others: {', '.join(others)}. They do "
+        yield f"{words}not get the corrected rows; recover them afterwards, in this order"
 
 
 def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,6 +231,7 @@ class Border:
     `steps` are offsets at which a batch has to end, in order; at the last one `at_border` is called. With `empty_last`
     the last batch of the published tables had no records, so the replay needs such a batch at the border too. No batch
     gets more than `largest` offsets, apart from the content of `tables` that it reads from version 0 on: one batch.
+    A batch reads the versions of a range in `undivided` as one, by table.
     """
 
     steps: tuple[TopicOffsets, ...]
@@ -238,6 +239,7 @@ class Border:
     largest: int
     at_border: Callable[[], None]
     tables: frozenset[str] = frozenset()
+    undivided: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def at(
@@ -247,6 +249,7 @@ class Border:
         stream: Stream,
         settings: Settings,
         at_border: Callable[[], None],
+        undivided: Mapping[str, tuple[int, int]] | None = None,
     ) -> Border:
         """The border at `ends`; `before` is where the last batch of the published tables began.
 
@@ -259,7 +262,8 @@ class Border:
             empty_last = by_place(before) == by_place(ends)
             steps = (ends,) if empty_last else (before, ends)
         largest = settings.for_stream(stream.name).max_offsets_per_trigger
-        return cls(steps, empty_last, largest, at_border, frozenset(table.name for table in stream.tables_read))
+        tables = frozenset(table.name for table in stream.tables_read)
+        return cls(steps, empty_last, largest, at_border, tables, undivided or {})
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
         """Check the batch that is about to run, and limit its end if necessary."""
@@ -290,7 +294,8 @@ class Border:
 
     def _share(self, start: Mapping[Place, int], target: Mapping[Place, int]) -> dict[Place, int]:
         """The end of a batch from `start` towards `target` with at most `largest` offsets."""
-        whole = {place for place in target if place[0] in self.tables and start.get(place, 0) == 0}
+        begins = {place: self.undivided.get(place[0], (0, 0))[0] for place in target if place[0] in self.tables}
+        whole = {place for place, begin in begins.items() if start.get(place, 0) in (0, begin)}
         left = {place: max(end - start.get(place, 0), 0) for place, end in target.items() if place not in whole}
         total = sum(left.values())
         if total <= self.largest:
@@ -298,7 +303,12 @@ class Border:
         shares = {place: each * self.largest // total for place, each in left.items()}
         if not any(shares.values()):
             shares[max(left, key=lambda place: left[place])] = 1
-        return {place: end if place in whole else start.get(place, 0) + shares[place] for place, end in target.items()}
+        ends = {place: end if place in whole else start.get(place, 0) + shares[place] for place, end in target.items()}
+        for place, at in ends.items():
+            begin, end = self.undivided.get(place[0], (0, 0))
+            if place in begins and place not in whole and begin < at < end:
+                ends[place] = begin
+        return ends
 
     def _rewrite(self, checkpoint: Checkpoint, batch: int, ends: Mapping[Place, int]) -> bool:
         text = checkpoint.entry_ending_at(batch, by_topic(ends))

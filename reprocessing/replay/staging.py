@@ -35,9 +35,10 @@ from streaming_jobs.stream import Stream
 
 def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
     own = replay_settings(settings, plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
-    if isinstance(own.tables, Path):
+    if isinstance(own.tables, Path) and not plan.wrong_versions:
         return own
-    # deltalake rewrites no file outside of a table's prefix, and a staged table shares those of the published one.
+    # deltalake rewrites no file outside of a table's prefix, and a staged table shares those of the published one. The
+    # replay of a reader of the table needs the rebuilt rows in files of their own.
     return own.model_copy(update={"table": own.table.model_copy(update={"compact_after_files": 0})})
 
 

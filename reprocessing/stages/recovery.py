@@ -111,6 +111,7 @@ class Recovery:
             self.written or self._of_the_broker,
             self.leases.get(stream),
             self.warm,
+            self.of,
         )
 
     @cached_property
@@ -133,6 +134,8 @@ class RecoveryContext:
     written: WrittenTopics
     lease: WriteLease | None = None
     warm: Callable[[], Runtime] | None = None
+    other: Callable[[str], RecoveryContext] | None = None
+    """The context of another stream of the plan, by name; None if the plan has no other."""
 
     @property
     def record(self) -> StreamRecord:

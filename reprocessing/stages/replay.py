@@ -22,7 +22,7 @@ from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.replay.session import Border, ReplayFailure, ReplayResult, ReplaySession, RowByRow
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
-from reprocessing.stages.void_ranges import border_offsets, lagged, void_for
+from reprocessing.stages.void_ranges import border_offsets, lagged, rebuilt_versions, void_for
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -39,7 +39,7 @@ from streaming_jobs.storage.files import sync, sync_tree
 from streaming_jobs.storage.locations import Location
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.topics import versions_of
-from streaming_jobs.table_sources.versions import replaced_since
+from streaming_jobs.table_sources.versions import RebuiltRows, replaced_since
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
@@ -84,7 +84,7 @@ def run_to(
     """
     plan = context.plan
     # The replay has folders of its own; archives are where the stream's tables are.
-    archives = Archives(context.settings, void_for(context))
+    archives = Archives(context.settings, void_for(context), rebuilt_rows(context))
     topics = (topic for topic in plan.saw.topics if not topic.continues)
     void = {topic.name: archives.void_of(context.stream, topic.name, topic.topic_id) for topic in topics}
     outcome = ReplaySession(
@@ -200,12 +200,39 @@ def border_of(context: RecoveryContext) -> Border | None:
         context.stream,
         context.replay_settings,
         lambda: keep_tables(context),
+        {table: (begin, end) for table, begin, end in rebuilt_versions(context)},
     )
     return border if all(_can_end_at(context, step) for step in border.steps) else None
 
 
+def rebuilt_rows(context: RecoveryContext) -> dict[str, RebuiltRows]:
+    """By table that the stream reads and the plan rebuilds, what its replay reads in place of the wrong versions.
+
+    Raises PreflightRefused if rows of records that came since the writer stopped cannot be told from the others.
+    """
+    found = {}
+    for upstream in context.whole.upstream(context.stream.name):
+        writer = context.other(upstream.stream) if context.other is not None else None
+        for table, begin, end in rebuilt_versions(context) if writer is not None else ():
+            if writer is None or table not in upstream.wrong_versions:
+                continue
+            if writer.result("replay").get("since") is None:
+                raise PreflightRefused(
+                    f"the replay of stream {upstream.stream} has no batch that ends where its table {table} does",
+                    f"{commands.abort(context.plan.id)}, let the stream read one more batch, and plan again",
+                )
+            declared = next(each for each, _ in all_tables(writer.stream) if each.name == table)
+            content, base = (kept_table(writer, declared) or writer.staged()[table]).content(), writer.base()
+            before = None if base is None else savepoints.contents_of(context.settings, writer.stream, base).get(table)
+            found[table] = RebuiltRows.of(begin, end, content, before)
+    return found
+
+
 def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
+    rebuilt = {table for table, _, _ in rebuilt_versions(context)}
     for table in context.stream.tables_read:
+        if table.name in rebuilt:
+            continue
         end = step.get(table.name, {}).get(0, 0)
         if context.plan.base.ends.get(table.name, {}).get(0, 0) == 0 < end:
             versions = versions_of(context.settings, context.stream, table.name)
@@ -261,11 +288,13 @@ def rows_past_the_border(context: RecoveryContext, reached: TopicOffsets) -> dic
 
     They are unknown for a table with a batch from after the border: a kill happened between it and the primary table.
     """
-    known = context.journal.done("take_savepoint") is not None and not lagged(context)
+    known = context.journal.done("take_savepoint") is not None
     past = past_the_border(context, reached) if known else None
     if past is None:
         return {}
     beyond = _with_rows_past_the_border(context)
+    if lagged(context):  # streams of the plan have read up to the border, whatever the published tables had
+        beyond |= {declared.name for declared, _ in all_tables(context.stream)} - set(context.plan.wrong_versions)
     staged = {name: table for name, table in context.staged().items() if name not in beyond}
     if past == 0:
         return {name: table.no_rows() for name, table in staged.items()}

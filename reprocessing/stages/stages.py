@@ -57,8 +57,11 @@ from reprocessing.stages.void_ranges import (
     appended_until,
     border_offsets,
     fence_topics,
+    fenced_versions,
     mark_topics,
     range_lists,
+    refuse_ahead,
+    refuse_left,
     refuse_unfinished,
     release,
     void_records,
@@ -161,6 +164,7 @@ class TakeSavepoint(OfOneStream):
         snapshot = planning_snapshot(context.settings, context.stream, context.topics)
         refuse_foreign(context.settings, context.stream, snapshot.record)
         refuse_unfinished(context, snapshot.planned_against.txn)
+        refuse_ahead(context, snapshot.planned_against.txn)
         committed = self._committed(snapshot)
         savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
         note = f"before {self.plan.id}"
@@ -197,6 +201,7 @@ class TakeSavepoint(OfOneStream):
             self.plan.until is not None
             or (self.plan.skips and self.plan.stateful)
             or bool(snapshot.stream.topic_sinks)  # a batch is repeated in another generation, and written again
+            or bool(self.plan.wrong_versions)  # the same, and read again
         )
         if keeps_the_last and committed != snapshot.planned_against.batch:
             way_out = "goes back" if self.plan.until is None else "goes back, without --until"
@@ -229,7 +234,8 @@ class Fence(OfOneStream):
             context.journal.write(TakeSavepoint.name, "done", TakeSavepoint(self.plan).run(recovery))
         begin_late(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, self.plan.id, self.plan.generation, lease=context.lease)
-        return {"in_flight": range_lists(fence_topics(context))} if context.stream.topic_sinks else {}
+        in_flight = {"in_flight": range_lists(fence_topics(context))} if context.stream.topic_sinks else {}
+        return {**in_flight, **fenced_versions(context)}
 
 
 @dataclass(frozen=True)
@@ -307,6 +313,7 @@ class Replay(OfOneStream):
     def run(self, recovery: Recovery) -> Result:
         context = recovery.of(self.stream)
         findings = recovery.replay(context)
+        refuse_left(context)
         staging.sync_all(context.settings, self.plan)
         if self.plan.wrong_from:
             findings = {**findings, "appended": appended_until(context, border_offsets(context))}

@@ -10,22 +10,23 @@ stream, in another generation. So its records become void too, also if the recov
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from reprocessing.plan.affected_streams import left_out
+from reprocessing.plan.affected_streams import all_streams, left_out
 from reprocessing.plan.plan import opened_by
 from reprocessing.plan.void_records import declared_since, first_written, lowest, path_with, topics_written, wrong_from
 from reprocessing.plan.written_topics import IN_SHARDS, GroupPosition
 from reprocessing.stages.recovery import RecoveryContext
-from streaming_jobs.errors import TransientError, UsageError
+from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import VoidRange
+from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.text import commands
 
 
@@ -208,12 +209,16 @@ def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:
     """The offsets at which rebuilt tables are compared with the published ones (`lagged`: not of the same records).
 
     They are those at which the published tables end. In a topic that another stream of the plan has appended to, it is
-    where that stream's records end which come from the same source records.
+    where that stream's records end which come from the same source records; in a table that it rebuilds, the fence, up
+    to which these rows are read, unless the published tables have read no row that it writes anew.
     """
     border: dict[str, Mapping[int, int]] = dict(context.position)
     for upstream in context.whole.upstream(context.stream.name):
         appended = (context.journal.done("replay", upstream.stream) or {}).get("appended", {})
         border |= {topic: each for topic, each in decode(appended).items() if topic in border}
+    for table, begin, end in rebuilt_versions(context):
+        if border.get(table, {}).get(0, 0) > begin or begin == 0:
+            border[table] = {0: end}
     return border
 
 
@@ -229,7 +234,64 @@ def lagged(context: RecoveryContext) -> bool:
             at = position.get(topic)
             if at is not None and any(at.get(p, 0) < end for p, end in each.items()):
                 return True
+    for table, _, end in rebuilt_versions(context):
+        versions = versions_of(context.settings, context.stream, table)
+        try:
+            if any(each.rows for each in versions.between(position.get(table, {}).get(0, 0), end)):
+                return True
+        except OffsetsLost:
+            return True
     return False
+
+
+# Tables that a stream of the plan reads and another one rebuilds. The reader passes over the wrong versions, and gets
+# the rebuilt rows at the fence of its writer; rows of records that came after the border it gets from the publish.
+
+
+def fenced_versions(context: RecoveryContext) -> Mapping[str, Any]:
+    """A finding of the fence: the versions of the tables that other streams of the plan read."""
+    tables = context.published()
+    return (
+        {"versions": {t: tables[t].version for t in context.plan.wrong_versions}} if context.plan.wrong_versions else {}
+    )
+
+
+def rebuilt_versions(context: RecoveryContext) -> Iterator[tuple[str, int, int]]:
+    """Yields (table, first version whose rows are written anew, version after the fence) of tables that are read."""
+    for upstream in context.whole.upstream(context.stream.name):
+        fenced = (context.journal.done("fence", upstream.stream) or {}).get("versions", {})
+        for table, begin in upstream.wrong_versions.items():
+            if table in fenced and any(each.name == table for each in context.stream.tables_read):
+                yield table, begin, fenced[table] + 1
+
+
+def refuse_ahead(context: RecoveryContext, position: Txn) -> None:
+    """Raise UsageError for a batch that a table which others read has, and the primary table does not."""
+    tables = context.published()
+    for name in context.plan.wrong_versions:
+        if (at := tables[name].position) is not None and at > position:
+            raise UsageError(
+                f"table {name} has {at}, and the primary table of stream {context.stream.name} lacks it",
+                f"let the stream finish it ({commands.run(context.stream.name, trigger='available-now')}); then resume",
+            )
+
+
+def refuse_left(context: RecoveryContext) -> None:
+    """Raise PreflightRefused if a stream that the plan leaves alone would miss rows of a table.
+
+    Its reader goes on with the rows of records that the recovered stream had not read when it stopped, and which they
+    are is not known if that stream had not read all that the plan rebuilds.
+    """
+    streams = all_streams(context.settings, [context.stream]) if context.whole.left else {}
+    left = (streams[name] for name in context.whole.left if name in streams)
+    read = [(each.name, table.name) for each in left for table in each.tables_read]
+    for name, table in read:
+        if table in context.plan.wrong_versions and lagged(context):
+            raise PreflightRefused(
+                f"stream {context.stream.name} had not read all rows when it was stopped, so stream {name}, which the "
+                f"plan leaves alone, would miss some of table {table}",
+                f"{commands.abort(context.plan.id)}, let {context.stream.name} read on, stop it, and plan again",
+            )
 
 
 def _within(entry: LedgerEntry, border: TopicOffsets) -> bool:

@@ -80,7 +80,6 @@ from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.table_sources.lookups import LookupFrames, LookupHistory, LookupPins, Lookups
 from streaming_jobs.table_sources.source import TableSource
-from streaming_jobs.table_sources.topics import versions_of
 from streaming_jobs.text.durations import milliseconds, parse_duration
 
 if TYPE_CHECKING:
@@ -189,8 +188,7 @@ def sources_of(
             archive, void = archives.of(stream, source.name, topic_id), archives.void_of(stream, source.name, topic_id)
             made.append(KafkaSource(parameter, source, client, lateness, archive, void, clients))
         else:
-            versions = versions_of(archives.settings, stream, source.name)
-            made.append(TableSource(parameter, source, client, lateness, versions))
+            made.append(TableSource(parameter, source, client, lateness, archives.versions_of(stream, source.name)))
     return made
 
 

@@ -8,7 +8,7 @@ asking for it. A topic without an archive is as Kafka has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from streaming_jobs.catalog.archive import archive_of, is_archive
 from streaming_jobs.catalog.topology import Topology
@@ -21,17 +21,20 @@ from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.topics import TableTopics, versions_of
+from streaming_jobs.table_sources.versions import RebuiltRows, TableVersions
 
 
 @dataclass(frozen=True)
 class Archives:
     """The declared archives, with the folders of these settings; a replay has its stream's archives.
 
-    `void` are ranges by topic that a recovery has declared void, and has not published yet.
+    `void` are ranges by topic that a recovery has declared void, `in_place` rows by table that it has rebuilt; neither
+    is published yet.
     """
 
     settings: Settings
     void: Mapping[str, VoidRanges] | None = None
+    in_place: Mapping[str, RebuiltRows] = field(default_factory=dict)
 
     def of(self, stream: Stream, topic: str, topic_id: str) -> Archive | None:
         """The archive from which a stream reads what Kafka no longer has of a topic; None without one.
@@ -53,10 +56,14 @@ class Archives:
             return self.void[topic]
         return topic_records.void_of(self.settings, topic, topic_id)
 
+    def versions_of(self, stream: Stream, table: str) -> TableVersions:
+        """The versions of a table that the stream reads."""
+        return replace(versions_of(self.settings, stream, table), in_place=self.in_place.get(table))
+
     def added_to(self, topics: TopicReader, stream: Stream) -> TopicReader:
         """The topics and tables, as this stream can read them; the same topics if it has no archive and no table."""
         if stream.tables_read:
-            read = {table.name: versions_of(self.settings, stream, table.name) for table in stream.tables_read}
+            read = {table.name: self.versions_of(stream, table.name) for table in stream.tables_read}
             topics = TableTopics(topics, read)
         if all(self._declared(stream, topic.name) is None for topic in stream.topics):
             return topics

@@ -98,7 +98,7 @@ class RowBlocks:
 
     def columns_of(self, file: DataFile) -> Iterator[list[pa.Array]]:
         """Yields the table's columns of a file, block by block; unused columns are null."""
-        if (path := self.versions.on_disk(file.path)) is None:
+        if (path := self.versions.on_disk(file.path, file.root)) is None:
             raise self.versions.file_gone(file.path)
         try:
             parquet = pq.ParquetFile(opened_for_reading(path), coerce_int96_timestamp_unit="us")
@@ -266,7 +266,7 @@ class TablePlanner:
                 break
             if at > start and (rows + version.rows > self._size.limit or size + version.size > self.limits.bytes):
                 break
-            rows, size, at = rows + version.rows, size + version.size, at + 1
+            rows, size, at = rows + version.rows, size + version.size, self.versions.after(at)
         self._planned = (rows, self.monotonic()) if rows else None
         return at
 
@@ -275,7 +275,10 @@ class TablePlanner:
         if start == 0:
             versions = list(self.versions.between(0, end))
         else:
-            versions = [self._version(number) for number in range(start, end)]
+            versions = []
+            while start < end:
+                versions.append(self._version(start))
+                start = self.versions.after(start)
             self._known = {number: version for number, version in self._known.items() if number >= end}
         return [FileToRead(each.number, each.at, file) for each in versions for file in each.files]
 

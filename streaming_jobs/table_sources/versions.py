@@ -16,14 +16,16 @@ have taken out again before that.
 A range `[start, end)` of versions gives the rows of these commits in their order, and within one in the order of its
 files. A range that begins at 0 gives the rows that the table has at version `end - 1` instead: the log's beginning is
 cleaned up within hours, and the rows are still there. Both stay the same however often they are read.
+
+The replay of a reader whose writer the same plan recovers reads `RebuiltRows` in place of the wrong versions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,7 @@ from streaming_jobs.text import commands
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.delta.table_files import TableFile
-    from streaming_jobs.sinks.stored import Commit
+    from streaming_jobs.sinks.stored import Commit, Content
 
 
 # What later commits of a table made of rows that a reader reads, or has read: taken back, or replaced.
@@ -123,12 +125,16 @@ _NO_ROWS = ("upkeep", "fence", "schema", "slice")
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file: its path as the log writes it, partition values as text, bytes, rows."""
+    """A data file: its path as the log writes it, partition values as text, bytes, rows.
+
+    The path is relative to `root`; None: to the folder of the table.
+    """
 
     path: str
     partition: Mapping[str, str | None]
     size: int
     rows: int
+    root: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -154,23 +160,55 @@ class Version:
 
 
 @dataclass(frozen=True)
+class RebuiltRows:
+    """Rows that a recovery has rebuilt and not published yet, in place of the rows of versions `begin` to `end - 1`.
+
+    `rebuilt` are the files with these rows, `content` those with all rows of the table. A reader gets them as the rows
+    of version `end - 1`, which is the fence of the recovery.
+    """
+
+    begin: int
+    end: int
+    rebuilt: tuple[DataFile, ...]
+    content: tuple[DataFile, ...]
+
+    @classmethod
+    def of(cls, begin: int, end: int, content: Content, before: Content | None) -> RebuiltRows:
+        """The rows of a staged content; `before` has those that the table had at `begin`, None without any."""
+        from streaming_jobs.sinks.delta.content import delta_content
+
+        staged = delta_content(content)
+        rebuilt = staged if before is None else staged.without(before)
+        table = TableVersions(staged.root)
+        files, rows = (
+            tuple(replace(file, root=staged.root) for file in table.data_files(each.files.values()))
+            for each in (staged, rebuilt)
+        )
+        return cls(begin, end, rows, files)
+
+
+@dataclass(frozen=True)
 class TableVersions:
     """The versions of the table in a folder, for a reader; it is pickled into the processes that plan.
 
     `writer` is the stream that writes the table, None if none of ours does. A commit of another program is accepted if
-    one of the `records` says so, those of the writer and of the reader.
+    one of the `records` says so, those of the writer and of the reader. With `in_place` the reader is replayed together
+    with the writer.
     """
 
     table: Location
     writer: str | None = None
     records: tuple[ObjectHandle, ...] = ()
+    in_place: RebuiltRows | None = None
 
     @property
     def name(self) -> str:
         return self.table.name
 
     def newest(self) -> int | None:
-        """The newest version; None if there is no table."""
+        """The newest version, with rebuilt rows in place the last one that these replace; None if there is no table."""
+        if self.in_place is not None:
+            return self.in_place.end - 1
         return max(versions_in_log(self.table), default=None)
 
     @property
@@ -205,11 +243,18 @@ class TableVersions:
         if start == 0 < end:
             yield self.content(end - 1)
             return
-        for number in range(start, end):
-            yield self.version(number)
+        while start < end:
+            yield self.version(start)
+            start = self.after(start)
+
+    def after(self, number: int) -> int:
+        """The version that a reader reads after one: the next, or the one after those that rebuilt rows replace."""
+        return number + 1 if self.in_place is None or number != self.in_place.begin else self.in_place.end
 
     def version(self, number: int) -> Version:
         """The rows that one version added; raises OffsetsLost, ForeignWrite or PreflightRefused (`versions.py`)."""
+        if (rows := self.in_place) is not None and number == rows.begin:
+            return Version(rows.end - 1, self.time_of(rows.end - 1), rows.rebuilt)
         if (commit := _commit(self.table, number)) is None:
             raise self.gone(number, number + 1)
         adds = [add for add in commit.adds if changes_rows(add)]
@@ -227,14 +272,20 @@ class TableVersions:
 
     def content(self, number: int) -> Version:
         """All rows of the table at a version; raises OffsetsLost if the log no longer reaches back to it."""
+        if (rows := self.in_place) is not None and number == rows.end - 1:
+            return Version(number, self.time_of(number), rows.content)
         try:
             listed = self._listed(number)
             commit = read_kept_commit(self.table, number)
         except (FileNotFoundError, PreflightRefused):
             raise self.gone(number, number + 1) from None
-        files = sorted(listed.values(), key=lambda file: (file.modified, file.path))
+        return Version(number, _time(commit, ()), self.data_files(listed.values()))
+
+    def data_files(self, listed: Iterable[TableFile]) -> tuple[DataFile, ...]:
+        """Files of the table in the order in which they are read."""
+        files = sorted(listed, key=lambda file: (file.modified, file.path))
         read = (self._file(f.path, f.partition, f.size, f.stats, has_deletions=f.has_deletions) for f in files)
-        return Version(number, _time(commit, ()), tuple(read))
+        return tuple(read)
 
     def _listed(self, number: int) -> dict[str, TableFile]:
         from streaming_jobs.sinks.delta.table_files import table_files  # it needs deltalake
@@ -261,12 +312,12 @@ class TableVersions:
                 return self.time_of(number)
         return None
 
-    def on_disk(self, path: str) -> Location | None:
-        """A file of the log on disk; None if it is gone."""
+    def on_disk(self, path: str, root: Location | None = None) -> Location | None:
+        """A file of the log on disk, below the table or `root`; None if it is gone."""
         from streaming_jobs.sinks.delta.table_files import on_disk
 
         try:
-            found = on_disk(self.table, path)
+            found = on_disk(root or self.table, path)
         except PreflightRefused:
             return None
         return found if isinstance(found, Path) or found.is_file() else None
