@@ -166,7 +166,11 @@ def _goes_beside(recovery: Recovery, *, stop_first: bool) -> bool:
     if stop_first or not streams_run(recovery.settings, recovery.plan):
         return False
     reason = reason_to_stop_first(recovery.plan, recovery.streams)
-    if reason is None and not begun and any(goal_of(context) is None for context in recovery.each()):
+    if (
+        reason is None
+        and not begun
+        and any(goal_of(context) is None for context in recovery.each() if not context.plan.reads_tables)
+    ):
         reason = "there is nothing to replay before their last batches"
     if reason is not None:
         recovery.events.tell(f"the plan's streams stop before the replay: {reason}")

@@ -101,7 +101,8 @@ def _replayed(plan: StreamRecoveryPlan, beside: bool) -> Iterator[str]:
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
     records = counted(plan.records, plan.unit)
-    still = "the stream runs meanwhile, and stands still for seconds at the end" if beside else None
+    follows = beside and not plan.reads_tables
+    still = "the stream runs meanwhile, and stands still for seconds at the end" if follows else None
     yield f"  {records}{size} to replay; {still or f'the stream stands still {time}'}, its tables stay readable"
 
 

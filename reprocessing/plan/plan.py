@@ -169,6 +169,10 @@ class StreamRecoveryPlan:
         return sum(end - begin for _, _, begin, end in self.ranges()) - self.void
 
     @property
+    def reads_tables(self) -> bool:
+        return any(topic.continues for topic in self.saw.topics)
+
+    @property
     def unit(self) -> str:
         """The word for one of its `records`: a table's offsets are versions."""
         tables = [bool(topic.continues) for topic in self.saw.topics]

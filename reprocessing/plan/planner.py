@@ -298,7 +298,7 @@ def _draft(
     written = NOTHING_WRITTEN
     if not resolved.ahead:
         written = written_topics(snapshot, start, request.wrong_from, committed, discards=discards)
-    reminded = reminders(snapshot, resolved, start, until)
+    reminded = reminders(snapshot, resolved, start, until, {t for each in before.values() for t in each.wrong_versions})
     plan = StreamRecoveryPlan(
         id="",
         stream=snapshot.stream.name,
@@ -454,8 +454,13 @@ def _mean_size(snapshot: PlanningSnapshot, base: Base) -> float | None:
     return round(sum(sizes) / len(sizes), 1) if sizes else None
 
 
-def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None) -> list[str]:
-    """Notes about decisions of people since, which the replay does not repeat: skipped ranges, accepted commits."""
+def reminders(
+    snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until: Until | None, rebuilt: Collection[str] = ()
+) -> list[str]:
+    """Notes about decisions of people since, which the replay does not repeat: skipped ranges, accepted commits.
+
+    `rebuilt` are tables that the plan rebuilds before the stream reads them.
+    """
     if resolved.ahead:
         return []
     generations = {number for number, _, _ in generation_spans(snapshot.record.generations)}
@@ -483,7 +488,7 @@ def reminders(snapshot: PlanningSnapshot, resolved: Resolved, start: Base, until
             if topic.compacted and not topic.archived
         ),
         *_replaced_slices(snapshot, start),
-        *_replaced_rows(snapshot, start),
+        *_replaced_rows(snapshot, start, rebuilt),
         *looked_up(snapshot.settings, snapshot.stream, snapshot.record.generations, start),
     ]
 
@@ -543,10 +548,10 @@ def _at(ends: TopicOffsets, void: Mapping[str, Any], otherwise: int) -> int:
     return ends.get(void["topic"], {}).get(void["partition"], otherwise)
 
 
-def _replaced_rows(snapshot: PlanningSnapshot, start: Base) -> list[str]:
+def _replaced_rows(snapshot: PlanningSnapshot, start: Base, rebuilt: Collection[str]) -> list[str]:
     """Notes about commits that replaced rows of tables which the stream reads: the replay reads them as they were."""
     notes = []
-    for table in snapshot.stream.tables_read:
+    for table in (each for each in snapshot.stream.tables_read if each.name not in rebuilt):
         if begin := start.ends.get(table.name, {}).get(0, 0):
             versions = versions_of(snapshot.settings, snapshot.stream, table.name)
             notes += [

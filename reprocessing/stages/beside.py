@@ -67,7 +67,7 @@ class CannotCatchUp(PermanentError):
 
 
 def reason_to_stop_first(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> str | None:
-    """Why the plan's streams cannot run while they are replayed, in words; None if they can.
+    """Why the plan's streams cannot run while they are replayed, in words; None if those can that read no table.
 
     Records that a replay appends to a topic are read at once, so a stream that writes topics has to stand still.
     """
@@ -79,8 +79,8 @@ def reason_to_stop_first(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> s
             return "a bounded recovery adds the rows that the stopped stream has"
         if stream.topic_sinks:
             return f"stream {each.stream} writes topics"
-        if stream.tables_read:
-            return f"stream {each.stream} reads tables"
+    if all(each.reads_tables for each in plan.streams):
+        return f"stream {plan.streams[0].stream} reads tables"
     return None
 
 

@@ -22,8 +22,8 @@ before everything that was rebuilt has been compared.
 
 A stream that is rewound has prepare, replay, publish and switch_generation; if its recovery is bounded, add_later_rows
 and continue_generation. If the streams run meanwhile (`beside.py`), prepare, follow and compare come first, and the
-replay reads what is left. A stream that skips forward has skip. A stream that writes topics has void_records, and its
-replay appends the corrected records.
+replay reads what is left; a stream that reads a table is replayed when its writer has stopped. A stream that skips
+forward has skip. A stream that writes topics has void_records, and its replay appends the corrected records.
 """
 
 from __future__ import annotations
@@ -125,18 +125,22 @@ def stages_of(plan: RecoveryPlan, *, beside: bool = False) -> tuple[Stage, ...]:
 def _stages(plan: RecoveryPlan, beside: bool) -> Iterator[Stage]:
     rewound = [each for each in plan.streams if not each.skips]
     skipping = [each for each in plan.streams if each.skips]
+    follow = [each for each in rewound if beside and not each.reads_tables]
     if beside:
         yield from map(Prepare, rewound)
-        yield from map(Follow, rewound)
-        yield Compare(tuple(rewound))
+        yield from map(Follow, follow)
+        yield Compare(tuple(follow))
     yield from map(TakeSavepoint, plan.streams)
     yield from map(Fence, plan.streams)
     yield from (VoidRecords(each) for each in rewound if each.wrong_from)
     if not beside:
         yield from map(Prepare, rewound)
-    yield from (Replay(each, beside) for each in rewound)
+    yield from (Replay(each, rest=each in follow) for each in rewound)
     yield from (AddLaterRows(each) for each in rewound if each.until is not None)
-    yield Audit(tuple(rewound), tuple(skipping), asks=not beside) if rewound else Confirm(tuple(skipping))
+    if rewound:
+        yield Audit(tuple(rewound), tuple(skipping), asks=len(follow) < len(rewound))
+    else:
+        yield Confirm(tuple(skipping))
     yield from map(Publish, rewound)
     yield from map(Skip, skipping)
     yield from (SwitchGeneration(each) if each.until is None else ContinueGeneration(each) for each in rewound)
