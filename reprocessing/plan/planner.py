@@ -53,6 +53,7 @@ from reprocessing.plan.void_records import (
 from streaming_jobs.catalog.topology import Topology, path_between
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode, offsets_between
+from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.state_changes import differences
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import existing_table
@@ -537,7 +538,7 @@ def _not_taken_along(
     others = [
         name
         for name in through_tables(all_streams(settings, rewound), [stream.name for stream in rewound])
-        if name not in planned and stream_record.load(settings, name) is not None
+        if name not in planned and ledger_file(settings, name).newest(name) is not None
     ]
     if others:
         words = f"streams that read or look up its tables, directly or through others: {', '.join(others)}. They do "

@@ -113,8 +113,12 @@ def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothi
         assert sum(entry.records for entry in entries) == 3600 and len(entries) > 5
 
 
+LEFT = ("--leave", "copied")
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(
+def test_a_recovery_of_the_table_changes_nothing_for_a_reader_that_is_left_but_new_records(
     bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = made(bench)
@@ -146,7 +150,7 @@ def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(
     run("clean")
     monkeypatch.undo()
     more(400, 450)
-    plan = recourse("recover", "plan", "clean", "--to-batch", "-1", "--output", "json")["id"]
+    plan = recourse("recover", "plan", "clean", "--to-batch", "-1", *LEFT, "--output", "json")["id"]
     recourse("recover", "apply", plan, "--yes")
     assert numbers(here, "clean") == Counter(range(450))
     more(450, 500)
@@ -161,7 +165,7 @@ def test_a_recovery_of_the_table_changes_nothing_for_its_reader_but_new_records(
     run("copied")
     right.update(range(500, 520))
     assert numbers(here, "copied") == right
-    again = recourse("recover", "plan", "clean", "--to-batch", "-1", "--output", "json")["id"]
+    again = recourse("recover", "plan", "clean", "--to-batch", "-1", *LEFT, "--output", "json")["id"]
     recourse("recover", "apply", again, "--yes")
     more(520, 540)
     run("clean")

@@ -17,6 +17,7 @@ from reprocessing.explainer import explain
 from reprocessing.plan import planner
 from reprocessing.plan.affected_streams import (
     Along,
+    downstream,
     further_back,
     left_out,
     refuse_in_first_batch,
@@ -24,7 +25,6 @@ from reprocessing.plan.affected_streams import (
     refuse_undeclared,
     still_void,
     through_tables,
-    through_topics,
 )
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
@@ -33,6 +33,7 @@ from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Resolved, Target, resolve
 from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
 from streaming_jobs.catalog.archive import archive
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import LEVELS, availability, stock, stock_changes
@@ -72,7 +73,7 @@ def planned(reader: Life, monkeypatch: pytest.MonkeyPatch) -> Planned:
 
     monkeypatch.setattr(planner, "written_topics", written)
     monkeypatch.setattr(planner, "all_streams", lambda *_: {each.name: each for each in (OTHERS, STREAM)})
-    monkeypatch.setattr(planner, "through_topics", lambda *_: [OTHERS.name, STREAM.name])
+    monkeypatch.setattr(planner, "downstream", lambda *_: [OTHERS.name, STREAM.name])
 
     def plan(topics: Topics, **choice: set[str]) -> RecoveryPlan:
         snapshot = planning_snapshot(reader.settings, OTHERS, topics)
@@ -143,9 +144,11 @@ COPY = Stream("copy", same, {"rows": LEVELS}, {"c": DeltaTable("copy")})
 STREAMS = {each.name: each for each in (REPORT, archive(LEVELS), COPY, availability, stock, stock_changes)}
 
 
-def test_the_readers_of_topics_are_taken_along_in_the_order_of_records() -> None:
-    assert through_topics(STREAMS, ["stock_changes"]) == ["stock_changes", "stock", "copy", "availability"]
-    assert through_topics(STREAMS, ["availability"]) == ["availability"]
+def test_the_readers_of_topics_and_tables_are_taken_along_in_the_order_of_records() -> None:
+    assert downstream(STREAMS, ["stock_changes"]) == ["stock_changes", "stock", "copy", "availability", "report"]
+    assert downstream(STREAMS, ["availability"]) == ["availability", "report"]
+    looks_up = replace(COPY, function=lambda rows, levels: rows, lookups={"levels": Lookup("availability")})
+    assert downstream({**STREAMS, "copy": looks_up}, ["availability"]) == ["availability", "report"]
 
 
 @pytest.fixture
@@ -239,7 +242,7 @@ def test_an_undeclared_reader_that_has_begun_since_the_plan_ends_it(
     read: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reprocessing.plan.affected_streams.all_streams", lambda *_: {})
-    writer = cast("StreamRecoveryPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}))
+    writer = cast("StreamRecoveryPlan", SimpleNamespace(wrong_from={LEVELS.name: {0: 3}}, skips=True))
     plan = cast("RecoveryPlan", SimpleNamespace(streams=(writer,), names=("stock",), left=()))
     assert left_out(read, plan, [], Topics()) == []
     begun(read, "copy")

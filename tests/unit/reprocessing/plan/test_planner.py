@@ -23,6 +23,7 @@ from reprocessing.plan.snapshot import PlanningSnapshot, look_for_plan
 from reprocessing.plan.targets import Target
 from reprocessing.plan.void_records import CommittedOffsets
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import BrokerUnreachable, PreflightRefused, UsageError
@@ -73,18 +74,20 @@ def test_the_targets_own_batch_is_taken_while_the_logs_show_it(life: Life) -> No
         assert words in text
 
 
-def test_streams_that_read_the_tables_are_named_in_order_also_through_others(
+def test_streams_that_look_the_tables_up_are_named_and_those_that_never_began_are_not(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = Stream(
-        "copied", things, {"value": DeltaSource("things", schema=ROWS)}, {"c": DeltaTable("c", schema=ROWS)}
-    )
-    again = Stream("again", things, {"value": DeltaSource("c")}, {"again": DeltaTable("again")})
-    topology = Topology.of([STREAM, again, copied])
+    copied = Stream("copied", things, {"value": DeltaSource("things", schema=ROWS)}, {"c": DeltaTable("c")})
+    looking = replace(OTHERS, function=lambda value, names: value, lookups={"names": Lookup("things")})
+    topology = Topology.of([STREAM, looking, copied])
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
-    plan = life.plan_to(Target("batch", "3"))
-    assert [note for note in plan.notes if "read its tables, directly or through others: copied, again." in note]
-    assert "no declared stream" not in explain(load(life.settings, plan.id))
+
+    def named() -> list[str]:
+        return [note for note in life.plan_to(Target("batch", "3")).notes if "look up its tables" in note]
+
+    assert named() == []
+    Life.begin(life.settings.home, OTHERS).run(0)
+    assert [note.partition(": ")[2].partition(".")[0] for note in named()] == ["others"]
 
 
 def test_else_the_nearest_savepoint_before_it(life: Life) -> None:

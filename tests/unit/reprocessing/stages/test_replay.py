@@ -152,6 +152,12 @@ def test_the_content_of_a_table_is_not_divided(tmp_path: Path) -> None:
     assert border._share({("rows", 0): 10}, {("rows", 0): 50}) == {("rows", 0): 30}
 
 
+@pytest.mark.parametrize(("start", "end"), [(10, 22), (22, 60), (2, 22)])
+def test_versions_that_the_plan_rebuilds_are_not_divided(start: int, end: int) -> None:
+    border = Border(({"rows": {0: 60}},), False, 20, lambda: None, frozenset({"rows"}), {"rows": (22, 60)})
+    assert border._share({("rows", 0): start}, {("rows", 0): 60}) == {("rows", 0): end}
+
+
 def test_a_partition_that_the_published_tables_do_not_know_has_no_border(tmp_path: Path) -> None:
     spark = Spark(tmp_path, {0: 0, 1: 0}, {0: 95, 1: 20}, 10, state=False)
     assert spark.run(Border((of({0: 40}),), False, 10, lambda: pytest.fail("there is none"))) == 0

@@ -22,7 +22,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Accepted
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks, TablePlanner, is_small, partition_value, tasks
-from streaming_jobs.table_sources.versions import DataFile, TableVersions
+from streaming_jobs.table_sources.versions import DataFile, RebuiltRows, TableVersions
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
 
@@ -68,6 +68,20 @@ def test_with_available_now_it_ends_where_the_table_ended_or_at_the_bound(table:
     assert bounded.next_version(0) == 2 and bounded.next_version(2) == 2
     with pytest.raises(OffsetsLost, match="ends at version 3, and the stream has read up to 8"):
         planner(table, replace(LIMITS, until={0: 9})).stop_at_present_end()
+
+
+def test_versions_that_a_plan_writes_anew_are_never_divided(table: WrittenTable) -> None:
+    for number in range(1, 7):
+        table.batch(number)
+    files = TableVersions(table.path).content(3).files
+    versions = TableVersions(table.path, "count", in_place=RebuiltRows(3, 7, files, files))
+    plans = TablePlanner(versions, replace(LIMITS, records=3))
+    plans.stop_at_present_end()
+    ends = [plans.next_version(1), plans.next_version(3), plans.next_version(7)]
+    assert ends == [3, 7, 7], "three rows of the rebuilt ones do not fit beside the two before them"
+    assert [each.version for each in plans.files(1, 3)] == [1, 2]
+    assert [each.version for each in plans.files(3, 7)] == [6, 6, 6]
+    assert len(plans.files(0, 7)) == 3
 
 
 def test_what_is_gone_is_refused_with_its_range_and_so_is_a_table_that_was_put_back(table: WrittenTable) -> None:

@@ -22,7 +22,7 @@ from streaming_jobs.storage.object_files import ObjectHandle
 from streaming_jobs.stream import DeltaTable, Stream
 from streaming_jobs.table_sources.planner import FileToRead, RowBlocks
 from streaming_jobs.table_sources.topics import table_info
-from streaming_jobs.table_sources.versions import TableVersions, replaced_since
+from streaming_jobs.table_sources.versions import RebuiltRows, TableVersions, replaced_since
 from tests.conftest import SettingsFactory
 from tests.support.written_table import WrittenTable
 
@@ -56,6 +56,27 @@ def test_a_reader_gets_each_row_of_the_batches_once_whatever_comes_between(table
     assert numbers(versions, 1, last + 1) == [1, 2, 3, 4, 5, 6, 7]
     assert numbers(versions, first + 1, last + 1) == [4, 5, 6, 7]
     assert sorted(numbers(versions, 0, last + 1)) == [7, 40, 50], "the whole content, as it is at that version"
+
+
+def test_a_replay_reads_rebuilt_rows_in_place_of_the_versions_that_its_plan_writes_anew(
+    table: WrittenTable, tmp_path: Path
+) -> None:
+    first = table.batch(1)
+    table.batch(20)
+    table.batch(30)
+    last = table.compact()
+    staged = WrittenTable(tmp_path / "staged").make()
+    for number in (1, 2, 3):
+        end = staged.batch(number)
+    files = tuple(replace(file, root=staged.path) for file in TableVersions(staged.path).content(end).files)
+    rows = RebuiltRows(first + 1, last + 1, files[1:], files)
+    versions = TableVersions(table.path, "count", in_place=rows)
+    assert numbers(versions, first, last + 1) == [1, 2, 3]
+    assert numbers(versions, first + 1, last + 1) == [2, 3] and numbers(versions, first, first + 1) == [1]
+    assert sorted(numbers(versions, 0, last + 1)) == [1, 2, 3], "the whole content as it will be"
+    table.publish(1, 2, 3, 4, new=(4,))
+    assert versions.newest() == last, "a replay reads up to the fence, its stream goes on with the publish"
+    assert numbers(TableVersions(table.path, "count"), last + 1, last + 2) == [4]
 
 
 def test_a_publish_that_does_not_say_which_rows_are_new_is_refused_only_if_it_has_any(table: WrittenTable) -> None:
