@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan_file import undos_of
 from streaming_jobs.catalog.topology import Topology
 from tests.broker.conftest import BenchFactory
-from tests.support import diamond
-from tests.support.driver import Bench, command, produce, rows, variables
-from tests.support.things import thing
+from tests.broker.test_table_source import made
+from tests.support import diamond, two_steps
+from tests.support.driver import Bench, command, produce, rows, until, variables
+from tests.support.things import expected_totals, thing
 
 FLOWS = "tests.support.diamond"
 STREAMS = ("first", "sums", "seen", "last")
@@ -151,3 +157,56 @@ def test_a_reader_is_left_or_rebuilt_if_somebody_chooses_so(here: Bench) -> None
     assert both == Counter([*range(300), *(i + WRONG[i] for i in WRONG), *range(500, 600)])
     with pytest.raises(AssertionError, match="diamond_both"):
         assert_rows(here, 600)
+
+
+TWO_STEPS = "tests.support.two_steps"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_after_it(
+    bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = made(bench)
+    streams = Topology.load([TWO_STEPS])
+    for first, mark in ((0, 0), (300, 1000)):
+        monkeypatch.setattr(two_steps, "MARK", mark)
+        more(here, first, first + 300)
+        for name in ("clean", "sums"):
+            here.run(streams[name])
+    arguments = ("streams", "run", "clean", "sums", "--trigger", "continuous")
+    session = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", *arguments],
+        cwd=here.settings.home,
+        env=variables(here.settings.home, here.bootstrap, TWO_STEPS),
+        stdout=subprocess.DEVNULL,
+        stderr=(here.settings.home / "session.log").open("wb"),
+        start_new_session=True,
+    )
+
+    def totals() -> dict[str, tuple[int, int]]:
+        return {row["k"]: (row["c"], row["s"]) for row in rows(here.settings, "sums")}
+
+    def read(end: int) -> None:
+        until(lambda: sum(count for count, _ in totals().values()) == end, 120, f"{end} rows in sums")
+
+    try:
+        for end in (700, 800, 900):
+            more(here, end - 100, end)
+            read(end)
+        made_plan = here.recourse(TWO_STEPS, "recover", "plan", "clean", "--to-batch", "0", "--output", "json")
+        plan = json.loads(made_plan)["id"]
+        here.recourse(TWO_STEPS, "recover", "apply", plan, "--yes")
+        more(here, 900, 1000)
+        read(1000)
+        assert totals() == expected_totals(range(1000))
+        assert Counter(row["n"] for row in rows(here.settings, "clean")) == Counter(range(1000))
+        done = [(line.stage, line.stream) for line in journal_of(here.settings, plan).lines() if line.state == "done"]
+        followed, stopped = done.index(("follow", "clean")), done.index(("take_savepoint", "clean"))
+        assert followed < stopped < done.index(("replay", "sums")) and ("follow", "sums") not in done
+        session.send_signal(signal.SIGTERM)
+        assert session.wait(60) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
+        session.wait()

@@ -78,7 +78,7 @@ def test_streams_that_look_the_tables_up_are_named_and_those_that_never_began_ar
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = Stream("copied", things, {"value": DeltaSource("things", schema=ROWS)}, {"c": DeltaTable("c")})
-    looking = replace(OTHERS, function=lambda value, names: value, lookups={"names": Lookup("things")})
+    looking = replace(OTHERS, function=lambda value, names: value, lookups={"names": Lookup("things", schema=ROWS)})
     topology = Topology.of([STREAM, looking, copied])
     monkeypatch.setattr(Topology, "load", classmethod(lambda *_: topology))
 
