@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from reprocessing.plan.journal import journal_of
+from reprocessing.plan.notes import reminders
 from reprocessing.plan.plan import Base, RecoveryPlan
 from reprocessing.plan.plan_file import names, next_id, save, sealed
-from reprocessing.plan.planner import plan_undo, reminders
+from reprocessing.plan.planner import plan_undo
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved
 from reprocessing.plan.void_records import (
