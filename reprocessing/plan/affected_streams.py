@@ -29,8 +29,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
-from streaming_jobs.state import lease, stream_record, topic_records
-from streaming_jobs.state.savepoints import Savepoint
+from streaming_jobs.state import lease, savepoints, stream_record, topic_records
 from streaming_jobs.state.stream_folder import StreamFolder, stream_names
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.state.topic_records import TopicRecord
@@ -117,27 +116,26 @@ def left_out(settings: Settings, plan: RecoveryPlan, streams: Sequence[Stream], 
     """Streams that read what a plan changes, topics to which it appends or tables, and have begun since it was made."""
     declared, planned = all_streams(settings, streams), {*plan.names, *plan.left}
     written = {topic for each in plan.streams for topic in each.wrong_from}
-    tables = {table for each in plan.streams for table in _read_as_source(each, declared)}
+    tables = {table for each in plan.streams for table in _written_anew(each, declared)}
     undeclared = _undeclared_readers(settings, {*declared, *planned}, written, topics) if written else {}
     return [*_readers_beside(settings, declared, written, planned, tables), *undeclared]
 
 
-def _read_as_source(plan: StreamRecoveryPlan, streams: Mapping[str, Stream]) -> list[str]:
+def _written_anew(plan: StreamRecoveryPlan, streams: Mapping[str, Stream]) -> list[str]:
     """The tables of a stream whose rows the plan writes anew, so that streams which read them go along."""
-    return [] if plan.skips or plan.until is not None else [sink.name for sink in streams[plan.stream].sinks.values()]
+    if plan.skips or plan.until is not None or plan.stream not in streams:
+        return []
+    return [sink.name for sink in streams[plan.stream].sinks.values()]
 
 
-def changed_versions(
-    plan: StreamRecoveryPlan, streams: Mapping[str, Stream], savepoints: Sequence[Savepoint]
-) -> dict[str, int]:
+def changed_versions(settings: Settings, plan: StreamRecoveryPlan, streams: Mapping[str, Stream]) -> dict[str, int]:
     """By table of a stream to recover, the first version whose rows the replay writes anew.
 
     The rows of the versions before it are those of the replay's start. A bounded recovery writes none of the rows anew
     that come after its end, so it says nothing about versions.
     """
-    tables = _read_as_source(plan, streams)
-    base = next((each for each in savepoints if each.id == plan.base.savepoint), None)
-    if base is None:
+    tables = _written_anew(plan, streams)
+    if plan.base.savepoint is None or (base := savepoints.find(settings, plan.stream, plan.base.savepoint)) is None:
         return dict.fromkeys(tables, 0)
     kept = {saved.name: saved.version for saved in base.tables}
     return {table: kept[table] + 1 if table in kept else 0 for table in tables}

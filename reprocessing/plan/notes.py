@@ -1,4 +1,4 @@
-"""What a plan's notes say about the world around it: what its replay does not repeat, and which streams it leaves out."""
+"""What the notes of a plan say: what its replay does not repeat, and which streams the plan leaves out."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _drafts(
             request = _taken_along(snapshot, changes, checks_of, choice)
         draft = _draft if name in asked else _draft_along
         drafts[name] = draft(request, undoes, drafts, committed)
-        anew = changed_versions(drafts[name], streams, request.snapshot.savepoints)
+        anew = changed_versions(settings, drafts[name], streams)
         drafts[name] = replace(drafts[name], wrong_versions=anew)
         versions |= anew
         if drafts[name].wrong_from:

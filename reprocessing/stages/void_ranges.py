@@ -76,7 +76,7 @@ def void_records(context: RecoveryContext) -> Mapping[str, Any]:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
     if late := left_out(context.settings, context.whole, [stream], context.topics):
         raise UsageError(
-            f"stream {late[0]} reads topics of plan {plan.id}, and has begun since it was made",
+            f"stream {late[0]} reads what plan {plan.id} changes, and has begun since it was made",
             f"if it has finished no batch, stop it and resume; otherwise give the plan up ({commands.abort(plan.id)}) "
             "and make a new one, which takes the stream along",
         )

@@ -87,6 +87,7 @@ def test_a_diamond_of_tables_and_topics_is_put_right_and_taken_back(here: Bench)
     run(here, "first")  # right again, and the others have not read these rows when the plan stops them
     plan = planned(here)
     assert {each["stream"] for each in plan["streams"]} == set(STREAMS)
+    assert all(each["base"]["savepoint"] for each in plan["streams"]), "each goes back to its first batch"
     more(here, 600, 700)
     here.recourse(FLOWS, "recover", "apply", plan["id"], "--yes")
     run(here, *STREAMS[1:])
