@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reprocessing.plan.history import has_present_rows
+from reprocessing.plan.journal import journal_of
 from reprocessing.sample import sample
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, Txn, taken_out
 from streaming_jobs.ledger.positions import WrittenRange
+from streaming_jobs.platform.delta_log import changes_rows, read_kept_commit
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
@@ -68,9 +71,10 @@ class TracedBatch:
     """A batch that read some of the records, and what it made of all its records.
 
     `present`: its rows are those of the tables now; otherwise a recovery has replaced them. `rows` counts by table, and
-    what was taken out; `versions` are those of the tables after it, without those that a replay wrote. `of_record` has
-    the rows of the one record that was asked for, by table, if `placed` tables have the record's place; `redriven` has
-    the redrives of it, and what became of it.
+    what was taken out; `versions` are those of the tables after it, without those that a replay wrote, and `files` the
+    data files that these added, by table, as far as the tables' logs reach. `rebuilt` are versions at which streams
+    of the same recovery have read the rows of a replay. `of_record` has the rows of the one record that was asked for,
+    by table, if `placed` tables have the record's place; `redriven` has the redrives of it, and what became of it.
     """
 
     stream: str
@@ -86,6 +90,8 @@ class TracedBatch:
     placed: tuple[str, ...] = ()
     of_record: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
     redriven: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rebuilt: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def taken_out(self) -> Mapping[str, int]:
@@ -137,11 +143,35 @@ def trace(settings: Settings, topology: Topology, start: Records) -> Trace:
                 if len(found) == MOST:
                     return Trace(start, tuple(found), complete=False)
                 alone = step == [start] and start.end == start.first + 1
+                batch = replace(batch, files=_files(settings, batch), rebuilt=_rebuilt(settings, batch))
                 found.append(_with_rows(settings, topology, stream, batch) if alone else batch)
-                further += [*batch.written, *(Records(t, 0, v, v + 1) for t, v in batch.versions.items())]
+                versions = [*batch.versions.items(), *batch.rebuilt.items()]
+                further += [*batch.written, *(Records(t, 0, v, v + 1) for t, v in versions)]
         step = [each for each in dict.fromkeys(further) if each not in seen and each.name in names]
         seen.update(step)
     return Trace(start, tuple(found))
+
+
+def _files(settings: Settings, batch: TracedBatch) -> dict[str, tuple[str, ...]]:
+    """The data files that the batch added, by table; without a table whose log has the version no more."""
+    found = {}
+    for table, version in batch.versions.items():
+        with suppress(FileNotFoundError):
+            commit = read_kept_commit(settings.tables / table, version)
+            if added := tuple(add["path"] for add in commit.adds if changes_rows(add)):
+                found[table] = added
+    return found
+
+
+def _rebuilt(settings: Settings, batch: TracedBatch) -> Mapping[str, int]:
+    """By table, the version at which streams of the same recovery have read the rows that its replay made."""
+    record = stream_record.load(settings, batch.stream)
+    opened = {each.number: each.reason for each in record.generations} if record is not None else {}
+    _, recovery, plan = opened.get(batch.txn.generation, "").rpartition("recovery ")
+    if not recovery or not batch.present:
+        return {}
+    found: Mapping[str, int] = (journal_of(settings, plan).done("fence", batch.stream) or {}).get("versions", {})
+    return found
 
 
 def origins(settings: Settings, topology: Topology, records: Records) -> list[Origin]:

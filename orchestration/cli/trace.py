@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _ROWS = 20
 
+_FILES = 3
+"""Files of a batch and table that are printed; JSON has all."""
+
 
 def trace(
     context: typer.Context,
@@ -85,6 +88,12 @@ def _print_batch(batch: TracedBatch) -> None:
         if count or table == batch.primary:
             of_record = f", {counted(len(rows.get(table, ())), 'row')} of the record" if table in batch.placed else ""
             print(f"    table {table}, version {version}: {counted(count, 'row')} of the batch{of_record}")
+            for file in batch.files.get(table, ())[:_FILES]:
+                print(f"      file {file}")
+            if (further := len(batch.files.get(table, ())) - _FILES) > 0:
+                print(f"      and {counted(further, 'file')} more")
+    for table, version in batch.rebuilt.items():
+        print(f"    table {table}: rebuilt, and read by streams of the same recovery at version {version}")
     for table, made in rows.items():
         for row in made:
             print(f"      {table}: {_row(row)}")

@@ -14,6 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from reprocessing import trace as traces
+from reprocessing.plan.journal import journal_of
 from reprocessing.trace import Records, origins, places, trace
 from streaming_jobs import (
     DeltaSource,
@@ -31,7 +32,9 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
+from streaming_jobs.table_sources.versions import TableVersions
 from tests.support.timelines import MONDAY, lay_ledger, ledger_line
+from tests.support.written_table import WrittenTable
 
 ORDERS = KafkaTopic("orders", value=Json({"id": "bigint"}))
 PARTS = KafkaTopic("parts", value=Json({"id": "bigint"}))
@@ -217,3 +220,26 @@ def test_ten_thousand_batches_of_each_stream_are_searched_within_seconds(setting
     began = time.process_time()
     assert len(trace(settings, TOPOLOGY, Records.parse("orders/0:50005")).batches) == 3
     assert time.process_time() - began < 10
+
+
+def test_a_batch_names_the_files_that_its_versions_added(settings: Settings) -> None:
+    table = WrittenTable(settings.tables / "totals").make()
+    table.batch(1)
+    table.batch(2)
+    lay(settings, totals, *(line(totals, n, ("parts", n, n + 1)) for n in range(3)))
+    files = [trace(settings, TOPOLOGY, Records.parse(f"parts/0:{n}")).batches[0].files for n in range(3)]
+    names = [file.path for version in (1, 2) for file in TableVersions(table.path).version(version).files]
+    assert files == [{"totals": (names[0],)}, {"totals": (names[1],)}, {}], "the log has no third version"
+
+
+def test_rows_of_a_replay_are_followed_to_the_streams_that_have_read_them_in_the_same_recovery(
+    settings: Settings,
+) -> None:
+    opened = Generation(2, MONDAY, "recovery totals-0001", from_generation=1, from_batch=0)
+    lay(settings, totals, line(totals, 1, ("parts", 10, 20), generation=2, versions={}), generations=(opened,))
+    lay(settings, report, line(report, 1, ("totals", 2, 8)))
+    journal_of(settings, "totals-0001").of("totals").write("fence", "done", {"versions": {"totals": 7}})
+    assert seen(settings, "parts/0:12") == [
+        ("parts/0:12", "totals", "g0002 batch 1", True),
+        ("totals/0:7", "report", "g0001 batch 1", True),
+    ]
