@@ -46,7 +46,9 @@ from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
 from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
+from reprocessing.corrections import corrections
 from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan_file import load
 from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
@@ -150,7 +152,7 @@ def run_recovery(
 
     ending = run.to_end(start, lambda: show(process.events()), lambda _: show(process.rest()))
     if view.ended is not None:  # also if it was stopped in the very last moment: its work is done
-        context.add_output_metadata(_results(launchpad, view))
+        context.add_output_metadata(_results(settings, launchpad, view))
         return
     outcome = journal_of(settings, view.shown.plan).outcome if view.shown is not None else ""
     reason = _reason(view, ending)
@@ -186,9 +188,10 @@ def _reason(view: RunView, ending: Ending) -> str:
     return ending.in_words("the process of the recovery")
 
 
-def _results(launchpad: Launchpad, view: RunView) -> dict[str, Any]:
+def _results(settings: Settings, launchpad: Launchpad, view: RunView) -> dict[str, Any]:
     assert view.shown is not None and view.ended is not None
     ended = view.ended
+    document = corrections(settings, load(settings, ended.plan)) if ended.outcome == "published" else None
     return {
         "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
         **next_steps(launchpad, ended.plan, ended.outcome),
@@ -196,6 +199,7 @@ def _results(launchpad: Launchpad, view: RunView) -> dict[str, Any]:
         **of_spans(ended.spans, skips=ended.skips),
         **of_plan(view.shown),
         **{f"generation_of_{name}": dg.MetadataValue.text(str(n)) for name, n in ended.generations.items()},
+        **({} if document is None else {"corrections": dg.MetadataValue.json(document)}),
     }
 
 

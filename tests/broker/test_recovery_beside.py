@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestration.cli.demo import RIGHT, WRONG, Story
+from orchestration.cli.live import Freshness
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
@@ -40,87 +34,14 @@ def live(broker: Broker, tmp_path: Path) -> Iterator[Story]:
     topics.create(TOPIC, PARTITIONS)
     story.deploy(WRONG)
     story.feed(story.all[:FIRST])
-    with session(story):
+    with story.session() as check:
+        story.wait(lambda: story.has_read(FIRST), "all movements", check)
         yield story
     topics.delete(TOPIC)
 
 
-@contextmanager
-def session(story: Story) -> Iterator[subprocess.Popen[bytes]]:
-    """A supervised session with both streams, until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "streams", "run", *STREAMS, "--trigger", "continuous"],
-        cwd=story.folder,
-        env=story.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=(story.folder / "session.log").open("wb"),
-        start_new_session=True,
-    )
-    groups = {process.pid}
-    try:
-        until(lambda: records(story) == FIRST and status(story, "low_stock").batch is not None, 120, "all movements")
-        groups |= {status(story, stream).pid for stream in STREAMS}
-        yield process
-        groups |= {status(story, stream).pid for stream in STREAMS}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        for group in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        process.wait()
-
-
 def status(story: Story, stream: str = "inventory") -> Status:
     return read_status(story.settings, stream) or Status(stream)
-
-
-def records(story: Story) -> int:
-    """The movements of the published table."""
-    if not (story.settings.tables / "inventory" / "_delta_log").is_dir():
-        return 0
-    return sum(int(row["movements"]) for row in story.rows("inventory"))
-
-
-@contextmanager
-def fed(story: Story) -> Iterator[Callable[[], int]]:
-    """Movements keep coming in the block; the function says how many there are."""
-    over, sent = threading.Event(), [FIRST]
-
-    def feed() -> None:
-        while sent[-1] < COUNT and not over.wait(0.5):
-            story.feed(story.all[sent[-1] : sent[-1] + PER_SECOND // 2])
-            sent.append(sent[-1] + PER_SECOND // 2)
-
-    with ThreadPoolExecutor(1) as pool:
-        feeding = pool.submit(feed)
-        try:
-            yield lambda: sent[-1]
-        finally:
-            over.set()
-            feeding.result()
-
-
-@contextmanager
-def probed(story: Story) -> Iterator[list[float]]:
-    """Read the published table every 100 ms: the list gets the seconds of each time without more movements."""
-    over, found = threading.Event(), list[float]()
-
-    def probe() -> None:
-        seen, since = records(story), time.monotonic()
-        while not over.wait(0.1):
-            if (now := records(story)) != seen:
-                found.append(time.monotonic() - since)
-                seen, since = now, time.monotonic()
-
-    with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(probe)
-        try:
-            yield found
-        finally:
-            over.set()
-            probing.result()
 
 
 def settled(story: Story, generation: int) -> None:
@@ -146,27 +67,31 @@ def crashed(story: Story, point: str, *arguments: str) -> None:
 
 def whole(story: Story, sent: int) -> None:
     """Wait until both tables have all movements, and compare them with the truth."""
-    until(lambda: records(story) == sent, 60, "the rest")
-    until(lambda: status(story, "low_stock").lag_records == 0, 60, "the rest of low_stock")
+    until(lambda: story.has_read(sent), 60, "the rest")
     story.compare(sent, right=True, low_stock=True)
 
 
 def test_readers_see_fresh_rows_through_a_recovery_of_two_streams(live: Story) -> None:
-    with fed(live) as sent, probed(live) as gaps:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         live.recourse("recover", "apply", plan, "--yes")
         settled(live, 2)
     done = stages(live, plan)
     assert done.index("compare") < done.index("take_savepoint") < done.index("replay"), done
-    whole(live, sent())
-    assert max(gaps) < FRESH_WITHIN, sorted(gaps)
+    whole(live, arriving.sent)
+    freshness, marks = Freshness(arriving.looks), live.marks([plan])
+    assert 0 < freshness.largest_gap() < FRESH_WITHIN
+    assert [mark.sign for mark in marks] == ["f", "s", "P"], "the replay follows, the stream stops, published"
+    assert freshness.looks[0].at < marks[0].at < marks[1].at < marks[2].at < freshness.looks[-1].at
 
 
 @pytest.mark.long
 def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_on_in_the_session(live: Story) -> None:
     before = {stream: status(live, stream) for stream in STREAMS}
-    with fed(live) as sent:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         crashed(live, "recover_follow_ran", "recover", "apply", plan, "--yes")
@@ -184,7 +109,7 @@ def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_
         live.recourse("recover", "apply", last, "--yes", "--stop-first")
         assert "follow" not in stages(live, last)
         settled(live, 4)
-    whole(live, sent())
+    whole(live, arriving.sent)
 
 
 @pytest.mark.long
@@ -208,10 +133,11 @@ def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_
     ],
 )
 def test_killed_anywhere_beside_the_stream_it_is_resumed_and_ends_the_same(live: Story, point: str) -> None:
-    with fed(live) as sent:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         crashed(live, point, "recover", "apply", plan, "--yes")
         live.recourse("recover", "resume", plan, "--yes")
         settled(live, 2)
-    whole(live, sent())
+    whole(live, arriving.sent)
