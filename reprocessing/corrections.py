@@ -1,7 +1,7 @@
 """What a recovery has corrected, for programs that have read the wrong rows: `recourse recover corrections PLAN`.
 
-It is made of the plan, its journal and the records of topics, and needs neither a broker nor the tables. docs/recover.md
-describes the document; a change that its readers would notice gets a new number in `SCHEMA`.
+It is made of plan, journal and the records of topics, and needs neither a broker nor the tables. docs/recover.md
+describes it; a change that its readers would notice gets a new number in `SCHEMA`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _measured(story: Story, records: int, rate: int, before: float, most_gap: fl
             at, first = time.time(), len(batches.seen)
             story.recourse("recover", "apply", plan, "--yes")
             published = time.time() - at
-            wait_until(lambda: _batches(story, 2) > 0, 60, "a batch of the new generation", check=check)
+            wait_until(lambda: story.runs_in(2, batches=1), 60, "a batch of the new generation", check=check)
             time.sleep(5)
         wait_until(lambda: story.counted() == live.sent, 120, "the rest", check=check)
     gap = Freshness(live.looks).largest_gap(at)
@@ -101,9 +101,3 @@ class _Batches:
     def ms(self, first: int, within: float = float("inf")) -> float:
         """The median of the batches from one on, that were seen within some seconds of it."""
         return median([ms for at, ms in self.seen[first:] if at - self.seen[first][0] <= within])
-
-
-def _batches(story: Story, generation: int) -> int:
-    """The batches of the session, if it is in this generation."""
-    status = read_status(story.settings, _STREAM)
-    return status.batches if status is not None and status.generation == generation else 0

@@ -355,12 +355,12 @@ class Story(Demonstration):
         except TableNotFoundError:
             return 0
 
-    def runs_in(self, generation: int, batches: int = 3) -> bool:
-        """True if all streams have finished so many batches in a generation, or are idle there."""
+    def runs_in(self, generation: int, *, streams: Sequence[str] = ("inventory",), batches: int = 3) -> bool:
+        """True if each of the streams has finished so many batches in a generation."""
         from streaming_jobs.state.status import read_status
 
-        found = [read_status(self.settings, stream) for stream in self.streams]
-        return all(s and s.generation == generation and (s.batches >= batches or s.state == "idle") for s in found)
+        found = [read_status(self.settings, stream) for stream in streams]
+        return all(each and each.generation == generation and each.batches >= batches for each in found)
 
     def has_read(self, count: int) -> bool:
         """True if both streams have read all of the first `count` movements."""

@@ -46,12 +46,7 @@ def status(story: Story, stream: str = "inventory") -> Status:
 
 def settled(story: Story, generation: int) -> None:
     """Wait until both streams go on in a generation."""
-
-    def at_work() -> bool:
-        found = [status(story, stream) for stream in STREAMS]
-        return all(each.generation == generation and each.state in ("running", "idle") for each in found)
-
-    until(at_work, 120, f"both streams in generation {generation}")
+    until(lambda: story.runs_in(generation, streams=STREAMS), 120, f"both streams in generation {generation}")
 
 
 def stages(story: Story, plan: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestration.deploys.rebuild import rebuild_words, words_of
+from orchestration.deploys.rebuild import rebuild_of, words_of
 from reprocessing.plan.snapshot import planning_snapshot
 from streaming_jobs.settings import Settings
 from tests.support.life import Life, Topics
@@ -25,5 +25,5 @@ def test_with_all_records_the_command_has_their_number_and_without_the_first_one
 
 
 def test_a_stream_whose_cost_is_not_known_still_has_its_command(tmp_path: Path) -> None:
-    command, why = rebuild_words(Settings.load({"home": tmp_path, "kafka.bootstrap_servers": "127.0.0.1:1"}), STREAM)
+    command, why = rebuild_of(Settings.load({"home": tmp_path, "kafka.bootstrap_servers": "127.0.0.1:1"}), STREAM).lines
     assert command == "rebuild the state: recourse recover plan things --to-batch -1" and "not known" in why
