@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestration.cli.demo import RIGHT, WRONG, Story
 from orchestration.cli.live import Freshness
 from reprocessing.plan.journal import journal_of
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import Status, read_status
@@ -27,17 +37,23 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def live(broker: Broker, tmp_path: Path) -> Iterator[Story]:
-    """The wrong code has read the first movements, and goes on reading those that keep coming."""
+def sent(broker: Broker, tmp_path: Path) -> Iterator[Story]:
+    """The first movements are sent, and wrong code will read them."""
     story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), COUNT)
     topics = Topics.of(story.settings.kafka, story.bootstrap)
     topics.create(TOPIC, PARTITIONS)
     story.deploy(WRONG)
     story.feed(story.all[:FIRST])
-    with story.session() as check:
-        story.wait(lambda: story.has_read(FIRST), "all movements", check)
-        yield story
+    yield story
     topics.delete(TOPIC)
+
+
+@pytest.fixture
+def live(sent: Story) -> Iterator[Story]:
+    """The wrong code has read the first movements, and goes on reading those that keep coming."""
+    with sent.session() as check:
+        sent.wait(lambda: sent.has_read(FIRST), "all movements", check)
+        yield sent
 
 
 def status(story: Story, stream: str = "inventory") -> Status:
@@ -80,6 +96,33 @@ def test_readers_see_fresh_rows_through_a_recovery_of_two_streams(live: Story) -
     assert 0 < freshness.largest_gap() < FRESH_WITHIN
     assert [mark.sign for mark in marks] == ["f", "s", "P"], "the replay follows, the stream stops, published"
     assert freshness.looks[0].at < marks[0].at < marks[1].at < marks[2].at < freshness.looks[-1].at
+    told_to_readers_outside(live, plan)
+
+
+def told_to_readers_outside(story: Story, plan: str) -> None:
+    """The corrections of a plan, compared with the two versions of each table that they name."""
+    document = json.loads(story.recourse("recover", "corrections", plan, "-o", "json", quiet=True))
+    assert (document["schema"], document["outcome"]) == ("recourse.corrections/1", "published")
+    assert [each["generation"] for each in document["streams"]] == [{"before": 1, "after": 2}] * 2
+    tables = {table["table"]: table for stream in document["streams"] for table in stream["tables"]}
+
+    def at(name: str, which: str) -> list[dict[str, Any]]:
+        return list(rows(story.settings.tables / name, tables[name]["version"][which]).to_pylist())
+
+    before, after = ({row["product"]: row for row in at("inventory", which)} for which in ("before", "after"))
+    touched = {product for (product,) in tables["inventory"]["keys"]}
+    assert tables["inventory"]["key_columns"] == ["product"]
+    assert {product for product, row in before.items() if row["quantity"] < 0} <= touched
+    assert all(before[product] != after[product] for product in touched)
+    gone = Counter(map(values, at("low_stock", "before"))) - Counter(map(values, at("low_stock", "after")))
+    least, most = map(datetime.fromisoformat, tables["low_stock"]["ranges"]["at"])
+    counts = tables["low_stock"]["rows"]
+    assert tables["low_stock"]["keys"] is None and gone.total() == counts["gone"] + counts["corrected"] > 0
+    assert all(least <= when.astimezone(UTC) <= most for *_, when in gone)
+
+
+def values(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["product"], row["taken"], row["at"]
 
 
 @pytest.mark.long
@@ -136,3 +179,37 @@ def test_killed_anywhere_beside_the_stream_it_is_resumed_and_ends_the_same(live:
         live.recourse("recover", "resume", plan, "--yes")
         settled(live, 2)
     whole(live, arriving.sent)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["session", "broker"])
+def test_what_dies_while_the_replay_follows_does_not_change_where_it_ends(
+    broker: Broker, sent: Story, killed: str
+) -> None:
+    """The recovery goes on without its stream's session; without the broker it ends, and is resumed."""
+    arriving = sent.live(FIRST, PER_SECOND)
+    with ExitStack() as first:
+        check = first.enter_context(sent.session())
+        sent.wait(lambda: sent.has_read(FIRST), "all movements", check)
+        sent.deploy(RIGHT)
+        plan = sent.plan_of(*STREAMS, "--to-earliest", show=False)
+        journal = journal_of(sent.settings, plan)
+        with ThreadPoolExecutor(1) as pool:
+            applied = pool.submit(sent.command, sent.folder, sent.environment(), "recover", "apply", plan, "--yes")
+            until(lambda: journal.reached("follow"), 60, "the replay")
+            if killed == "session":
+                os.kill(status(sent).pid or 0, signal.SIGKILL)
+                with pytest.raises(PermanentError, match="the session has ended"):
+                    first.close()
+            else:
+                broker.kill()
+                time.sleep(2)
+                broker.restart()
+            if applied.result(300).returncode != 0:
+                sent.recourse("recover", "resume", plan, "--yes")
+        assert journal.outcome == "published"
+        if killed == "session":
+            first.enter_context(sent.session())
+        with arriving.running():
+            settled(sent, 2)
+        whole(sent, arriving.sent)

@@ -168,6 +168,9 @@ def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     run_stages(recovery(life, undo, lambda context: replay(context, wrong=True)))
     assert life.ids() == life.ids("copies") == sorted([*WRONG, *(-n for n in range(len(RIGHT), LAST_READ))])
     assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and life.refused() == []
+    assert corrections(life.settings, plan)["undone_by"] == undo.id
+    document = corrections(life.settings, undo)
+    assert (document["undoes"], document["streams"][0]["generation"]) == (plan.id, {"before": 2, "after": 3})
 
 
 @pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])
