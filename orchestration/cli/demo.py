@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestration.cli.live import Freshness, LiveInput, Mark
+from orchestration.cli.live import Freshness, LiveInput, Mark, legend
 from orchestration.cli.options import invocation
 from orchestration.cli.text import say
 from streaming_jobs.errors import PermanentError, UsageError
@@ -46,7 +46,9 @@ _DEADLINE = 300.0
 _LIVE_SECONDS = 300.0
 """Seconds for which movements arrive at most."""
 _AT_WORK_WITHIN = 120.0
+"""Seconds in which streams have read what is there, or have begun in another generation."""
 _STOP_WITHIN = 30.0
+"""Seconds in which a session stops."""
 
 
 @app.callback()
@@ -381,26 +383,34 @@ class Story(Demonstration):
             time.sleep(0.1)
 
     def marks(self, plans: Sequence[str]) -> list[Mark]:
-        """The marks of plans in the plot; of several, those of the second one are of an undo."""
-        from reprocessing.plan.journal import journal_of
+        """The marks of plans in the plot."""
         from reprocessing.plan.plan_file import load
 
         marks = []
         for plan in plans:
-            lines = journal_of(self.settings, plan).lines()
-            undoes = load(self.settings, plan).undoes is not None
+            over = ("U", "undone") if load(self.settings, plan).undoes is not None else ("P", "published")
             for stage, state, sign, words in (
                 ("follow", "begun", "f", "a replay follows"),
                 ("take_savepoint", "begun", "s", "the stream stops"),
-                ("publish", "done", "U" if undoes else "P", "undone" if undoes else "published"),
+                ("publish", "done", *over),
             ):
-                at = [each.at for each in lines if each.is_of(stage) and each.state == state]
-                if at:
-                    marks.append(Mark(at[0] if state == "begun" else at[-1], sign, words))
+                if at := self.times(plan, stage, state):
+                    marks.append(Mark(at[-1] if state == "done" else at[0], sign, words))
         return marks
 
+    def times(self, plan: str, stage: str, state: str) -> list[float]:
+        """When a stage of a plan was begun, or done."""
+        from reprocessing.plan.journal import journal_of
+
+        return [
+            line.at for line in journal_of(self.settings, plan).lines() if (line.stage, line.state) == (stage, state)
+        ]
+
     def show_freshness(self, freshness: Freshness, plans: Sequence[str], plot: Path | None) -> None:
-        """Print how far the reader was behind, and the times and the report of each plan."""
+        """Print how far the reader was behind, and what each plan took and changed."""
+        from reprocessing.plan.journal import journal_of
+        from reprocessing.plan.plan_file import load
+        from reprocessing.report.facts import facts_of
         from reprocessing.report.page import report_of
         from streaming_jobs.storage.files import write_atomic
 
@@ -409,10 +419,15 @@ class Story(Demonstration):
         self.say(title)
         for each in freshness.lines(marks, min(shutil.get_terminal_size((100, 24)).columns, 160)):
             say(each)
-        say("       " + "; ".join(f"{sign}: {words}" for sign, words in {m.sign: m.words for m in marks}.items()))
+        say(f"       {legend(marks)}")
         self.say(f"the reader waited for further movements {freshness.largest_gap():.1f} s at most")
         for plan in plans:
-            say(f"  report of {plan}: {report_of(self.settings, plan)}")
+            stop, end = (self.times(plan, *at)[0] for at in (("take_savepoint", "begun"), ("clean_up", "done")))
+            followed = [f"followed for {stop - at[0]:.1f} s" for at in [self.times(plan, "follow", "begun")] if at]
+            facts = facts_of(load(self.settings, plan), journal_of(self.settings, plan))
+            changed = [f"{each.table}: {each.counts.words()}" for each in facts.differences if each.share]
+            say(f"  {plan}: {'; '.join([*followed, f'stopped the stream for {end - stop:.1f} s', *changed])}")
+            say(f"    report, while the home is kept: {report_of(self.settings, plan)}")
         if plot is not None:
             write_atomic(plot, freshness.svg(marks, title))
 

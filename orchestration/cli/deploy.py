@@ -134,10 +134,11 @@ def _deployed(
 
     newest, by = _newest_change(call, plan), user()
     rebuilt = [outcome for each in recoveries for outcome in _rebuilt(call, plan, each, by, timeout, yes=yes)]
-    started = {outcome.stream for outcome in rebuilt}
+    recovered = {outcome.stream for outcome in rebuilt}
     for each in plan.due:
-        stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
-    touched = [each for each in plan.touched if each.stream not in started]
+        if each.stream not in recovered:
+            stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
+    touched = [each for each in plan.touched if each.stream not in recovered]
     asked = {each.stream: request(call.settings, each.stream, by, newest) for each in touched}
     return [*rebuilt, *wait_for_code(call.settings, touched, asked, timeout, say)]
 
@@ -210,7 +211,7 @@ def _print_outcomes(outcomes: list[DeployOutcome], plan: DeployPlan) -> None:
 def _rebuilt(
     call: Invocation, plan: DeployPlan, recovery: RecoveryPlan, by: str, timeout: float, *, yes: bool
 ) -> list[DeployOutcome]:
-    """Apply a recovery that rebuilds state, and wait until those of its streams run the new code that should."""
+    """Apply a recovery that rebuilds state, and wait until its streams of the deploy run the new code."""
     from orchestration.cli.recover import recovery_events
     from orchestration.deploys.rebuild import rebuild
     from orchestration.deploys.starting import DeployOutcome, wait_for_code
@@ -220,9 +221,8 @@ def _rebuilt(
     streams = [each for each in (*plan.rebuilt, *plan.touched) if each.stream in recovery.names]
     if failure := rebuild(call.settings, call.topology, recovery, recovery_events(yes)):
         return [DeployOutcome(each.stream, "failed", failure, each.before, each.after) for each in streams]
-    for each in plan.rebuilt:
-        if each.stream in recovery.names:
-            stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
+    for each in streams:
+        stream_history.record_deploy(call.settings, each.stream, each.before, each.after, by)
     outcomes = wait_for_code(call.settings, streams, {each.stream: since for each in streams}, timeout, say)
     words = f"plan {recovery.id} has rebuilt its state, and is taken back by {commands.undo(recovery.id)}"
     return [replace(each, text=f"{each.text}; {words}") for each in outcomes]

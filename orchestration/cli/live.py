@@ -47,6 +47,11 @@ class Mark:
     words: str
 
 
+def legend(marks: Sequence[Mark]) -> str:
+    """Each sign once, with its words."""
+    return "; ".join(f"{sign}: {words}" for sign, words in {mark.sign: mark.words for mark in marks}.items())
+
+
 @dataclass(frozen=True)
 class Freshness:
     """The looks of a reader, oldest first."""
@@ -56,10 +61,8 @@ class Freshness:
     def largest_gap(self, since: float = 0.0) -> float:
         """The longest time, in seconds, for which the reader saw no further records, of those that ended `since`."""
         changes = [after.at for before, after in pairwise(self.looks) if after.records != before.records]
-        ended = (
-            end - begin for begin, end in pairwise([*(look.at for look in self.looks[:1]), *changes]) if end > since
-        )
-        return max(ended, default=0.0)
+        times = [*(look.at for look in self.looks[:1]), *changes]
+        return max((end - begin for begin, end in pairwise(times) if end > since), default=0.0)
 
     def columns(self, count: int) -> list[float]:
         """The largest seconds behind in each of `count` equal parts of the time; a part without a look repeats one."""
@@ -118,8 +121,7 @@ class Freshness:
             if second <= self._span:
                 at = x(self.looks[0].at + second)
                 parts.append(text(at, scale.bottom + 18, f"{second} s", class_="note", text_anchor="middle"))
-        signs = {mark.sign: mark.words for mark in marks}
-        parts.append(text(left, scale.bottom + 44, "; ".join(f"{s}: {w}" for s, w in signs.items()), class_="note"))
+        parts.append(text(left, scale.bottom + 44, legend(marks), class_="note"))
         size = {"viewBox": f"0 0 {left + wide + 24} {top + high + 60}", "role": "img", "aria_label": title}
         return element("svg", "\n".join(parts), xmlns="http://www.w3.org/2000/svg", class_="freshness", **size) + "\n"
 
