@@ -102,6 +102,26 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
     assert f"recourse recover undo {undo.id}" in said
 
 
+def test_readers_outside_are_told_where_a_published_plan_has_changed_rows(
+    life: Life, plan: StreamRecoveryPlan, run: Run
+) -> None:
+    code, _, said = run("recover", "corrections", plan.id)
+    assert code == 0 and f"plan {plan.id} is planned, and has published nothing" in said
+    journal = executor.journal_of(life.settings, plan.id)
+    touched = {"columns": ["id"], "keys": [[5], [7]], "ranges": {"id": [5, 7]}}
+    difference = {"table": "things", "old_rows": 9, "new_rows": 9, "only_old": 0, "only_new": 0, "changed": 2}
+    found = {**difference, "totals": {}, "sample": [], "keyed": True, "touched": touched}
+    journal.write("audit", "done", {"differences": [found]})
+    journal.write("publish", "done", {"tables": [{"table": "things", "version": 12}]}, stream=STREAM.name)
+    journal.write("clean_up", "done")
+    _, shown, _ = run("recover", "corrections", plan.id)
+    row = next(line for line in shown.splitlines() if line.startswith("things"))
+    assert row.split() == ["things", "11", "12", "2", "corrected", "2", "keys;", "id", "from", "5", "to", "7"]
+    (table,) = run.json("recover", "corrections", plan.id)["streams"][0]["tables"]
+    assert table["location"] == str(life.settings.tables / "things")
+    assert (table["key_columns"], table["keys"], table["ranges"]) == (["id"], [[5], [7]], {"id": [5, 7]})
+
+
 def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, run: Run) -> None:
     made = run.json("recover", "plan", STREAM.name, "--before-first-bad", "id < 0")
     assert made["checks"]["rules"] == ["(id < 0) IS NOT TRUE"]
