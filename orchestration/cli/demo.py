@@ -366,10 +366,12 @@ class Story(Demonstration):
 
     def has_read(self, count: int) -> bool:
         """True if both streams have read all of the first `count` movements."""
-        from streaming_jobs.state.status import read_status
+        from streaming_jobs.ledger.positions import ends_of
+        from streaming_jobs.preflight.snapshot import ledger_file
 
-        status = read_status(self.settings, "low_stock")
-        return self.counted() == count and status is not None and status.lag_records == 0
+        newest = ledger_file(self.settings, "low_stock").newest("low_stock")
+        ends = {} if newest is None else ends_of(newest[0].offsets)
+        return self.counted() == count == sum(end for topic in ends.values() for end in topic.values())
 
     def wait(self, done: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
         """Wait for a condition; raises PermanentError after a deadline, and what `check` raises meanwhile."""

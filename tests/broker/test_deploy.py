@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from orchestration.cli.demo import RIGHT, Story
+from orchestration.cli.demo import Story
 from orchestration.cli.live import Freshness
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.status import Status, read_status
@@ -162,14 +160,9 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
     "killed_at",
     ["", *(pytest.param(point, marks=pytest.mark.long) for point in ("recover_follow_ran", "recover_publish_between"))],
 )
-def test_state_that_does_not_fit_new_code_is_rebuilt_beside_the_stream(
-    broker: Broker, tmp_path: Path, killed_at: str
-) -> None:
+def test_state_that_does_not_fit_new_code_is_rebuilt_beside_the_stream(stock: Story, killed_at: str) -> None:
     """The old code serves readers until the new one takes over; killed in between, the same deploy finishes it."""
-    story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), 30_000)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(RIGHT)
+    story = stock
     story.feed(story.all[:10_000])
     live = story.live(10_000, 100)
     with story.session() as check:
@@ -202,7 +195,6 @@ def test_state_that_does_not_fit_new_code_is_rebuilt_beside_the_stream(
         largest[movement.product] = max(movement.change, largest.get(movement.product, movement.change))
     assert {row["product"]: row["largest"] for row in story.rows("inventory")} == largest
     assert 0 < Freshness(live.looks).largest_gap() < 45
-    topics.delete(TOPIC)
 
 
 def test_what_is_not_there_is_not_started(settings: SettingsFactory, tmp_path: Path) -> None:

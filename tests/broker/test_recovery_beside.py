@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +19,13 @@ from orchestration.cli.demo import RIGHT, WRONG, Story
 from orchestration.cli.live import Freshness
 from reprocessing.plan.journal import journal_of
 from streaming_jobs.errors import PermanentError
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.platform.table_rows import rows
-from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import Status, read_status
 from tests.support.driver import until
 
 STREAMS = ("inventory", "low_stock")
-FIRST, COUNT = 20_000, 40_000
+FIRST = 20_000
 PER_SECOND = 100
 FRESH_WITHIN = 45.0
 """Seconds. On a quiet machine it is 5; where streams stop first, the replay and a start of Spark come on top."""
@@ -37,15 +33,11 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def sent(broker: Broker, tmp_path: Path) -> Iterator[Story]:
+def sent(stock: Story) -> Story:
     """The first movements are sent, and wrong code will read them."""
-    story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), COUNT)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(WRONG)
-    story.feed(story.all[:FIRST])
-    yield story
-    topics.delete(TOPIC)
+    stock.deploy(WRONG)
+    stock.feed(stock.all[:FIRST])
+    return stock
 
 
 @pytest.fixture
