@@ -113,8 +113,10 @@ def show_plan(
     from reprocessing.plan.plan_file import load
     from reprocessing.plan.targets import write_offsets
     from reprocessing.report.page import report_of
+    from reprocessing.stages.beside import streams_run
 
-    settings = invocation(context).settings
+    call = invocation(context)
+    settings = call.settings
     plan, journal = load(settings, name), journal_of(settings, name)
     if offsets:
         for each in plan.streams:
@@ -131,7 +133,12 @@ def show_plan(
     ]
 
     def text() -> None:
-        print(explain(plan), end="")
+        if outcome == "planned" and streams_run(settings, plan):
+            from reprocessing.executor import explained
+
+            print(explained(settings, call.topology.streams, plan), end="")
+        else:
+            print(explain(plan, beside=journal.reached("follow")), end="")
         print(
             f"\n  It {outcome if outcome.startswith('waits') else f'is {outcome}'}"
             + (f": {', '.join(done)} done" if done else "")

@@ -17,6 +17,7 @@ from reprocessing.plan.targets import Target
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
@@ -100,6 +101,16 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
     code, _, said = run("recover", "undo", plan.id, "--yes")
     assert code == 2 and f"plan {plan.id} was undone by {undo.id}" in said, said
     assert f"recourse recover undo {undo.id}" in said
+
+
+def test_show_has_the_stages_in_the_order_in_which_they_would_run_now(
+    life: Life, plan: StreamRecoveryPlan, run: Run
+) -> None:
+    assert "1. take_savepoint" in run("recover", "show", plan.id)[1]
+    with take(life.settings, STREAM.name, purpose="session", wait=0):
+        assert "2. follow" in run("recover", "show", plan.id)[1]
+    executor.journal_of(life.settings, plan.id).write("follow", "begun")
+    assert "2. follow" in run("recover", "show", plan.id)[1], "as they have run"
 
 
 def test_readers_outside_are_told_where_a_published_plan_has_changed_rows(
