@@ -152,7 +152,10 @@ def run_recovery(
 
     ending = run.to_end(start, lambda: show(process.events()), lambda _: show(process.rest()))
     if view.ended is not None:  # also if it was stopped in the very last moment: its work is done
-        context.add_output_metadata(_results(settings, launchpad, view))
+        corrected: Metadata = {}
+        with run.trouble_is_logged():
+            corrected = of_corrections(settings, view.ended)
+        context.add_output_metadata({**_results(launchpad, view), **corrected})
         return
     outcome = journal_of(settings, view.shown.plan).outcome if view.shown is not None else ""
     reason = _reason(view, ending)
@@ -188,10 +191,9 @@ def _reason(view: RunView, ending: Ending) -> str:
     return ending.in_words("the process of the recovery")
 
 
-def _results(settings: Settings, launchpad: Launchpad, view: RunView) -> dict[str, Any]:
+def _results(launchpad: Launchpad, view: RunView) -> dict[str, Any]:
     assert view.shown is not None and view.ended is not None
     ended = view.ended
-    document = corrections(settings, load(settings, ended.plan)) if ended.outcome == "published" else None
     return {
         "outcome": dg.MetadataValue.text(ended.outcome),  # a page shows the first six or so without a click
         **next_steps(launchpad, ended.plan, ended.outcome),
@@ -199,7 +201,6 @@ def _results(settings: Settings, launchpad: Launchpad, view: RunView) -> dict[st
         **of_spans(ended.spans, skips=ended.skips),
         **of_plan(view.shown),
         **{f"generation_of_{name}": dg.MetadataValue.text(str(n)) for name, n in ended.generations.items()},
-        **({} if document is None else {"corrections": dg.MetadataValue.json(document)}),
     }
 
 
@@ -425,6 +426,13 @@ def of_spans(spans: Iterable[OffsetSpan], *, skips: bool) -> Metadata:
     columns = {"stream": "string", "topic": "string", **dict.fromkeys(("partition", "first", "last", "records"), "int")}
     rows = [(s.stream, s.topic, s.partition, s.begin, s.end - 1, s.end - s.begin) for s in spans if s.end > s.begin]
     return {"skipped_offsets" if skips else "recovered_offsets": table(columns, rows)} if rows else {}
+
+
+def of_corrections(settings: Settings, ended: Ended) -> Metadata:
+    """What a published plan has corrected, for programs outside."""
+    if ended.outcome != "published":
+        return {}
+    return {"corrections": dg.MetadataValue.json(corrections(settings, load(settings, ended.plan)))}
 
 
 def under_recovery(shown: PlanShown, run_id: str) -> Metadata:
