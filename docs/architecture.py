@@ -215,7 +215,7 @@ _COLUMNS = {
     "orchestration.quality": 0,
     "orchestration.recoveries": 1,
     "orchestration.sessions": 0,
-    "orchestration.deploys": 0,
+    "orchestration.deploys": 1,
     "orchestration.slices": 2,
     "orchestration.redrives": 3,
     "orchestration.bundle": 0,

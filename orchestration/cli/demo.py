@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from orchestration.cli.live import Freshness, LiveInput, Mark, legend
 from orchestration.cli.options import invocation
 from orchestration.cli.text import say
-from streaming_jobs.errors import PermanentError
+from streaming_jobs.errors import PermanentError, UsageError
 
 if TYPE_CHECKING:
     from streaming_jobs.examples.stock.movements import Movement
@@ -32,12 +34,21 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Demonstrations that need no input.", rich_markup_mode=None)
 
 Movements = Annotated[int, typer.Option(min=2_000, help="Stock movements in all.")]
+BeforeLive = Annotated[int, typer.Option(min=2_000, help="Stock movements before those that arrive meanwhile.")]
+Rate = Annotated[int, typer.Option(min=1, help="Stock movements per second that arrive meanwhile.")]
+Plot = Annotated[Path | None, typer.Option(help="Also write the plot as a picture: FILE.svg.", show_default=False)]
 Home = Annotated[
     Path | None, typer.Option(help="An empty folder for the run; default: a temporary one.", show_default=False)
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Do not remove the folder.")]
 _DEADLINE = 300.0
 """Seconds that one command of a demonstration may take."""
+_LIVE_SECONDS = 300.0
+"""Seconds for which movements arrive at most."""
+_AT_WORK_WITHIN = 120.0
+"""Seconds in which streams have read what is there, or have begun in another generation."""
+_STOP_WITHIN = 30.0
+"""Seconds in which a session stops."""
 
 
 @app.callback()
@@ -45,13 +56,25 @@ def demo() -> None:
     """Demonstrations that need no input."""
 
 
-@app.command(short_help="A bug, and its recovery.")
-def recovery(context: typer.Context, movements: Movements = 60_000, home: Home = None, keep: Keep = False) -> None:
+@app.command(short_help="A bug, and its recovery while the streams run.")
+def recovery(
+    context: typer.Context,
+    movements: BeforeLive = 40_000,
+    rate: Rate = 100,
+    plot: Plot = None,
+    home: Home = None,
+    keep: Keep = False,
+) -> None:
     """A new version of a stream has a bug and writes impossible rows. Find it, plan, apply, undo, apply again.
 
-    Every step is a command that you could type. After each step the tables are compared with the truth.
+    The streams run throughout, movements keep arriving, and a reader looks at the table every 100 ms: the plot at the
+    end shows how far it was behind. Every other step is a command that you could type, after which the tables are
+    compared with the truth.
     """
-    _in_a_home(context, home, keep, lambda at: Story(*at, movements).tell())
+    if plot is not None and plot.suffix != ".svg":
+        raise UsageError(f"--plot {plot}: not a kind of picture that is written", "name a file .svg")
+    most = movements + int(rate * _LIVE_SECONDS)
+    _in_a_home(context, home, keep, lambda at: Story(*at, most).tell(movements, rate, plot))
 
 
 @app.command(short_help="A check turns red, and leads to the recovery.")
@@ -252,34 +275,163 @@ class Story(Demonstration):
         super().__init__(folder, settings, bootstrap, Flows("stock_flows", streams, RIGHT, STREAMS, topics), suites)
         self.all: Sequence[Movement] = movements.movements(count)
 
-    def tell(self) -> None:
-        half = len(self.all) // 2
+    def tell(self, before: int, rate: int, plot: Path | None = None) -> None:
+        half = before // 2
         self.say(f"{half:,} stock movements come in; the streams inventory and low_stock read them")
         self.begin()
         self.feed(self.all[:half])
         self.run_streams()
         self.compare(half, right=True)
-        self.deploy_wrong_code()
-        self.run_streams()
-        bad = self.compare(len(self.all), right=False)
-        self.say(f"the rule `not {BAD}` turns red: {bad} products have an impossible stock. The function is corrected")
-        self.deploy(RIGHT)
-        plan = self.plan()
-        self.recourse("recover", "apply", plan, "--yes")
-        self.compare(len(self.all), right=True)
-        self.say("and back: the old rows, as they were")
-        self.recourse("recover", "undo", plan, "--yes")
-        self.compare(len(self.all), right=False, bad=bad)
-        self.say("and once more, for good")
-        self.recourse("recover", "apply", self.plan(), "--yes")
-        self.compare(len(self.all), right=True)
-        self.say("low_stock was written by the same wrong code; its rows are right before that")
-        low_stock = ("low_stock", "--before-code", self.wrong_code("low_stock"), "--require", "taken >= 5")
-        self.recourse("recover", "apply", self.plan_of(*low_stock, show=False), "--yes")
-        self.compare(len(self.all), right=True, low_stock=True)
+        self.deploy_wrong_code(before)
+        self.say(f"the streams run, {rate} movements/s arrive, and a reader looks at the table every 100 ms")
+        plans = []
+        with self.session() as check:
+            self.wait(lambda: self.counted() >= before, "the movements", check)
+            live = self.live(before, rate)
+            with live.running():
+                wrong = self.compare(right=False)
+                self.say(f"the rule `not {BAD}` turns red: {wrong} products have an impossible stock. It is corrected")
+                self.deploy(RIGHT)
+                plans.append(self.plan())
+                self.recourse("recover", "apply", plans[0], "--yes")
+                self.compare(right=True)
+                self.wait(lambda: self.runs_in(2), "movements by the corrected code", check)
+                self.say("and back: the old rows, as they were, and those of the movements since")
+                undone = self.recourse("recover", "undo", plans[0], "--yes", "--output", "json")
+                plans.append(str(json.loads(undone)["plan"]))
+                self.compare(right=False)
+                self.wait(lambda: self.runs_in(3), "movements after the undo", check)
+                self.say("and once more, for good, with low_stock, which was written by the same wrong code")
+                plans.append(self.plan_of(*self.streams, "--to-earliest", show=False))
+                self.recourse("recover", "apply", plans[2], "--yes")
+                self.compare(right=True)
+            self.wait(lambda: self.has_read(live.sent), "the rest", check)
+        self.compare(live.sent, right=True, low_stock=True)
         self.recourse("recover", "list")
-        self.recourse("savepoints", "list", "inventory")
+        self.show_freshness(Freshness(live.looks), plans, plot)
         self.end()
+
+    @contextmanager
+    def session(self) -> Iterator[Callable[[], None]]:
+        """The streams run in a session of their own until the block ends; the function raises if it has ended."""
+        from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ProcessTree
+
+        command = [sys.executable, "-m", "orchestration.cli", "streams", "run", *self.streams]
+        log = self.folder / "session.log"
+        with log.open("wb") as output:
+            child = ChildCommand(
+                [*command, "--trigger", "continuous"], self.environment(), self.folder, subprocess.PIPE
+            ).start_reaped(output)
+
+        def check() -> None:
+            if (code := child.exit_code) is not None:
+                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise PermanentError(f"the session has ended with {code}:\n  {tail}")
+
+        try:
+            yield check
+        finally:
+            tree = ProcessTree.of(child)  # of the sessions too, which lead groups of their own
+            code = child.end(_STOP_WITHIN)
+            tree.wait(JVM_GONE_WITHIN).kill()
+        if code:
+            check()
+
+    def live(self, sent: int, rate: int, looked: Callable[[], object] = lambda: None) -> LiveInput:
+        """Movements that arrive at a rate after the first `sent`, and a reader of the table `inventory`."""
+        return LiveInput(
+            lambda begin, end: self.feed(self.all[begin:end]),
+            self.counted,
+            sent=sent,
+            most=len(self.all),
+            rate=rate,
+            looked=looked,
+        )
+
+    def counted(self) -> int:
+        """The movements in the published table `inventory`."""
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return sum(int(row["movements"]) for row in self.rows("inventory"))
+        except TableNotFoundError:
+            return 0
+
+    def runs_in(self, generation: int, *, streams: Sequence[str] = ("inventory",), batches: int = 3) -> bool:
+        """True if each of the streams has finished so many batches in a generation."""
+        from streaming_jobs.state.status import read_status
+
+        found = [read_status(self.settings, stream) for stream in streams]
+        return all(each and each.generation == generation and each.batches >= batches for each in found)
+
+    def has_read(self, count: int) -> bool:
+        """True if both streams have read all of the first `count` movements."""
+        from streaming_jobs.ledger.positions import ends_of
+        from streaming_jobs.preflight.snapshot import ledger_file
+
+        newest = ledger_file(self.settings, "low_stock").newest("low_stock")
+        ends = {} if newest is None else ends_of(newest[0].offsets)
+        return self.counted() == count == sum(end for topic in ends.values() for end in topic.values())
+
+    def wait(self, done: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
+        """Wait for a condition; raises PermanentError after a deadline, and what `check` raises meanwhile."""
+        deadline = time.monotonic() + _AT_WORK_WITHIN
+        while not done():
+            check()
+            if time.monotonic() > deadline:
+                raise PermanentError(
+                    f"{what} were not read within {_AT_WORK_WITHIN:g} s", "look at session.log, with --keep"
+                )
+            time.sleep(0.1)
+
+    def marks(self, plans: Sequence[str]) -> list[Mark]:
+        """The marks of plans in the plot."""
+        from reprocessing.plan.plan_file import load
+
+        marks = []
+        for plan in plans:
+            over = ("U", "undone") if load(self.settings, plan).undoes is not None else ("P", "published")
+            for stage, state, sign, words in (
+                ("follow", "begun", "f", "a replay follows"),
+                ("take_savepoint", "begun", "s", "the stream stops"),
+                ("publish", "done", *over),
+            ):
+                if at := self.times(plan, stage, state):
+                    marks.append(Mark(at[-1] if state == "done" else at[0], sign, words))
+        return marks
+
+    def times(self, plan: str, stage: str, state: str) -> list[float]:
+        """When a stage of a plan was begun, or done."""
+        from reprocessing.plan.journal import journal_of
+
+        return [
+            line.at for line in journal_of(self.settings, plan).lines() if (line.stage, line.state) == (stage, state)
+        ]
+
+    def show_freshness(self, freshness: Freshness, plans: Sequence[str], plot: Path | None) -> None:
+        """Print how far the reader was behind, and what each plan took and changed."""
+        from reprocessing.plan.journal import journal_of
+        from reprocessing.plan.plan_file import load
+        from reprocessing.report.facts import facts_of
+        from reprocessing.report.page import report_of
+        from streaming_jobs.storage.files import write_atomic
+
+        marks = self.marks(plans)
+        title = "seconds that table inventory was behind its topic, as a reader saw it every 100 ms"
+        self.say(title)
+        for each in freshness.lines(marks, min(shutil.get_terminal_size((100, 24)).columns, 160)):
+            say(each)
+        say(f"       {legend(marks)}")
+        self.say(f"the reader waited for further movements {freshness.largest_gap():.1f} s at most")
+        for plan in plans:
+            stop, end = (self.times(plan, *at)[0] for at in (("take_savepoint", "begun"), ("clean_up", "done")))
+            followed = [f"followed for {stop - at[0]:.1f} s" for at in [self.times(plan, "follow", "begun")] if at]
+            facts = facts_of(load(self.settings, plan), journal_of(self.settings, plan))
+            changed = [f"{each.table}: {each.counts.words()}" for each in facts.differences if each.share]
+            say(f"  {plan}: {'; '.join([*followed, f'stopped the stream for {end - stop:.1f} s', *changed])}")
+            say(f"    report, while the home is kept: {report_of(self.settings, plan)}")
+        if plot is not None:
+            write_atomic(plot, freshness.svg(marks, title))
 
     def tell_quality(self) -> None:
         half = len(self.all) // 2
@@ -288,7 +440,7 @@ class Story(Demonstration):
         self.feed(self.all[:half])
         self.run_streams(["inventory"])
         self.recourse("quality", "run", _SUITE)
-        self.deploy_wrong_code()
+        self.deploy_wrong_code(len(self.all))
         self.run_streams(["inventory"])
         offered = re.search(r"next: (recourse recover plan .+)", self.recourse("quality", "run", _SUITE, code=1))
         if offered is None:
@@ -306,11 +458,11 @@ class Story(Demonstration):
         self.recourse("quality", "history", _SUITE)
         self.end()
 
-    def deploy_wrong_code(self) -> None:
-        """Deploy the bug, and send the second half of the movements."""
+    def deploy_wrong_code(self, count: int) -> None:
+        """Deploy the bug, and send the second half of the first `count` movements."""
         self.say("a new version of the function is deployed. It takes returns and corrections for sales")
         self.deploy(WRONG)
-        self.feed(self.all[len(self.all) // 2 :])
+        self.feed(self.all[count // 2 : count])
 
     def plan(self) -> str:
         return self.plan_of("inventory", "--before-first-bad", BAD)
@@ -320,27 +472,39 @@ class Story(Demonstration):
 
         send(self.settings.kafka, self.bootstrap, part)
 
-    def compare(self, count: int, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
+    def compare(self, count: int | None = None, *, right: bool, bad: int | None = None, low_stock: bool = False) -> int:
         """Compare `inventory` with the truth and return the number of products with an impossible stock.
 
-        With `low_stock`, that table has to equal the truth too. Raises PermanentError when a table is not as expected.
+        The truth is that of the first `count` movements; None: of those that its rows have counted, while others
+        arrive. With `low_stock`, that table has to equal the truth too. Raises PermanentError when a table is not as
+        expected.
         """
         from streaming_jobs.examples.stock import movements
 
         rows = {r["product"]: r for r in self.rows("inventory")}
-        truth = movements.inventory(self.all[:count])
+        read = self.counted_by(rows) if count is None else self.all[:count]
+        truth = movements.inventory(read)
         same = {p: (r["quantity"], r["movements"], r["last_at"].astimezone(UTC)) for p, r in rows.items()} == truth
-        taken = sorted((r["product"], r["taken"], r["at"].astimezone(UTC)) for r in self.rows("low_stock"))
-        same_taken = taken == movements.low_stock(self.all[:count])
         wrong = sum(1 for row in rows.values() if row["quantity"] < 0)
-        self.say(
-            f"  inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
-            f"{wrong} below nothing; low_stock: {len(taken):,} rows, "
-            f"{'equal' if same_taken else 'not equal'} to the truth"
-        )
-        self.expect(same_taken or not low_stock, "low_stock is")
+        words = f"inventory: {len(rows)} products, {'every row equals' if same else 'not equal to'} the truth, "
+        words += f"{wrong} below nothing"
+        if count is not None:
+            taken = sorted((r["product"], r["taken"], r["at"].astimezone(UTC)) for r in self.rows("low_stock"))
+            same_taken = taken == movements.low_stock(read)
+            words += f"; low_stock: {len(taken):,} rows, {'equal' if same_taken else 'not equal'} to the truth"
+            self.expect(same_taken or not low_stock, "low_stock is")
+        self.say(f"  {words}")
         self.expect(same == right and bad in (None, wrong) and (right or wrong > 0), "the tables are")
         return wrong
+
+    def counted_by(self, rows: Mapping[str, Mapping[str, Any]]) -> list[Movement]:
+        """The movements that rows have counted: the first ones of each product, since its records keep their order."""
+        left, counted = {product: row["movements"] for product, row in rows.items()}, []
+        for movement in self.all:
+            if left.get(movement.product, 0) > 0:
+                left[movement.product] -= 1
+                counted.append(movement)
+        return counted
 
 
 ORDERS = 30_000

@@ -26,6 +26,7 @@ from orchestration.recoveries.request import (
 )
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text import commands
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Recover a stream after a bug.", rich_markup_mode=None)
 
 WOULD_CHANGE = 10
+_OFFSETS = {"void": "are void", "replaced_by": "have the corrected records"}
 _DOING = {"rewind": "publish the rebuilt rows", "skip": "skip these records"}
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan.", show_default=False)]
 StopFirst = Annotated[bool, typer.Option("--stop-first", help="Stop the stream before the replay instead of after it.")]
@@ -111,8 +113,10 @@ def show_plan(
     from reprocessing.plan.plan_file import load
     from reprocessing.plan.targets import write_offsets
     from reprocessing.report.page import report_of
+    from reprocessing.stages.beside import streams_run
 
-    settings = invocation(context).settings
+    call = invocation(context)
+    settings = call.settings
     plan, journal = load(settings, name), journal_of(settings, name)
     if offsets:
         for each in plan.streams:
@@ -129,7 +133,12 @@ def show_plan(
     ]
 
     def text() -> None:
-        print(explain(plan), end="")
+        if outcome == "planned" and streams_run(settings, plan):
+            from reprocessing.executor import explained
+
+            print(explained(settings, call.topology.streams, plan), end="")
+        else:
+            print(explain(plan, beside=journal.reached("follow")), end="")
         print(
             f"\n  It {outcome if outcome.startswith('waits') else f'is {outcome}'}"
             + (f": {', '.join(done)} done" if done else "")
@@ -138,6 +147,48 @@ def show_plan(
             print(f"  Report: {report}")
 
     show(output, value, text)
+
+
+@app.command(short_help="What a plan has corrected, for programs that have read the old rows.")
+def corrections(context: typer.Context, name: PlanName, output: OutputOption = Output.text) -> None:
+    """Print what a plan has corrected: versions of tables, keys and ranges, void offsets, generations.
+
+    For programs outside that have read the old rows; -o json prints all of it, docs/recover.md describes the document.
+    """
+    from reprocessing.corrections import corrections as corrections_of
+    from reprocessing.plan.plan_file import load
+
+    settings = invocation(context).settings
+    value = corrections_of(settings, load(settings, name))
+    columns = ["table", "before", "after", "rows", "where"]
+    rows = [
+        [table["table"], *map(str, table["version"].values()), _rows_of(table), _where(table)]
+        for stream in value["streams"]
+        for table in stream["tables"]
+    ]
+    show_table(output, value, columns, rows)
+    if output is Output.text:
+        for stream in value["streams"]:
+            for topic in stream["topics"]:
+                for kind in ("void", "replaced_by"):
+                    for each in topic[kind]:
+                        words = f"offsets {each['begin']:,} to {each['end'] - 1:,}"
+                        print(f"topic {topic['topic']}, partition {each['partition']}: {words} {_OFFSETS[kind]}")
+        if not rows:
+            say(f"plan {name} is {value['outcome']}, and has published nothing")
+
+
+def _rows_of(table: Mapping[str, Any]) -> str:
+    if table["rows"] is None:
+        return "not compared"
+    counts = {kind: table["rows"][kind] for kind in ("corrected", "new", "gone")}
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count) or "no difference"
+
+
+def _where(table: Mapping[str, Any]) -> str:
+    """The number of keys that a recovery has touched, and the ranges of key and time columns."""
+    keys = [counted(len(table["keys"]), "key")] if table["keys"] is not None else []
+    return "; ".join([*keys, *(f"{name} from {least} to {most}" for name, (least, most) in table["ranges"].items())])
 
 
 @app.command("list", short_help="Print all plans.")

@@ -26,7 +26,7 @@ from streaming_jobs.state.status import streams_with_status
 from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 
-Action = Literal["deploy", "same", "not running", "new", "removed", "recovering"]
+Action = Literal["deploy", "rebuild", "same", "not running", "new", "removed", "recovering"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class StreamDeploy:
     `since`: when the code on disk changed, as its session found (seconds since 1970).
     `record`: the stream is stopped, and its next start needs the record of this deploy (`stream.require_deploy`).
     `change`: what the new code means for the stream's state, for the reason `why`; `columns`: what it means for the
-    columns of tables. `rebuild`: the recovery that rebuilds the state, its cost and what it would lose.
+    columns of tables. `rebuild`: the recovery that rebuilds the state, its cost and what it would lose, in words;
+    `rebuildable`: nothing but its state refuses the new code; `lost`: the records that are gone.
     """
 
     stream: str
@@ -54,6 +55,8 @@ class StreamDeploy:
     why: str = ""
     columns: tuple[str, ...] = ()
     rebuild: tuple[str, ...] = ()
+    rebuildable: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class DeployPlan:
     @property
     def touched(self) -> list[StreamDeploy]:
         return [each for each in self.streams if each.action == "deploy"]
+
+    @property
+    def rebuilt(self) -> list[StreamDeploy]:
+        """The streams that get the code on disk by a recovery, which rebuilds their state."""
+        return [each for each in self.streams if each.action == "rebuild"]
 
     @property
     def due(self) -> list[StreamDeploy]:
@@ -221,7 +229,7 @@ def tried(
     A trial without a verdict refuses all of them if `required`, and otherwise the streams that keep state, which the
     new code may not fit.
     """
-    from orchestration.deploys.rebuild import rebuild_words
+    from orchestration.deploys.rebuild import Rebuild, rebuild_of
     from streaming_jobs.runtime import trial
 
     names = [each.stream for each in plan.due if not each.refused]
@@ -231,14 +239,16 @@ def tried(
     if verdicts is not None:
         refused = {name: f"{each.found}: {each.next_step}" for name, each in verdicts.items() if each.found}
         rebuilt = [name for name, each in verdicts.items() if each.change == "state has to be rebuilt"]
-        costs = {name: tuple(rebuild_words(settings, topology[name])) for name in rebuilt}
+        rebuilds = {name: rebuild_of(settings, topology[name]) for name in rebuilt}
         streams = (
             replace(
                 each,
                 change=verdicts[each.stream].change,
                 why=verdicts[each.stream].why,
                 columns=verdicts[each.stream].columns,
-                rebuild=costs.get(each.stream, ()),
+                rebuild=rebuilds.get(each.stream, Rebuild()).lines,
+                rebuildable=each.action == "deploy" and verdicts[each.stream].only_state,
+                lost=rebuilds.get(each.stream, Rebuild()).lost,
             )
             if each.stream in verdicts
             else each

@@ -46,7 +46,9 @@ from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.child_run import ChildRun, Ending, code_block, fail_run, table
 from orchestration.sessions.configuration import FOUND, Configuration
 from orchestration.sessions.ownership import PLAN_TAG, RECOVERY_KIND, STAGE_TAG, claim
+from reprocessing.corrections import corrections
 from reprocessing.plan.journal import journal_of
+from reprocessing.plan.plan_file import load
 from reprocessing.stages.recovery import StageBegun
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.processes.child import ChildCommand, ChildProcess
@@ -150,7 +152,10 @@ def run_recovery(
 
     ending = run.to_end(start, lambda: show(process.events()), lambda _: show(process.rest()))
     if view.ended is not None:  # also if it was stopped in the very last moment: its work is done
-        context.add_output_metadata(_results(launchpad, view))
+        corrected: Metadata = {}
+        with run.trouble_is_logged():
+            corrected = of_corrections(settings, view.ended)
+        context.add_output_metadata({**_results(launchpad, view), **corrected})
         return
     outcome = journal_of(settings, view.shown.plan).outcome if view.shown is not None else ""
     reason = _reason(view, ending)
@@ -421,6 +426,13 @@ def of_spans(spans: Iterable[OffsetSpan], *, skips: bool) -> Metadata:
     columns = {"stream": "string", "topic": "string", **dict.fromkeys(("partition", "first", "last", "records"), "int")}
     rows = [(s.stream, s.topic, s.partition, s.begin, s.end - 1, s.end - s.begin) for s in spans if s.end > s.begin]
     return {"skipped_offsets" if skips else "recovered_offsets": table(columns, rows)} if rows else {}
+
+
+def of_corrections(settings: Settings, ended: Ended) -> Metadata:
+    """What a published plan has corrected, for programs outside."""
+    if ended.outcome != "published":
+        return {}
+    return {"corrections": dg.MetadataValue.json(corrections(settings, load(settings, ended.plan)))}
 
 
 def under_recovery(shown: PlanShown, run_id: str) -> Metadata:

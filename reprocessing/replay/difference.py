@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ KEYS = 20
 """Keys at most that are listed by name."""
 KEY_LENGTH = 60
 """Characters at most of a key's text."""
+TOUCHED_KEYS = 1_000
+"""Keys at most that are noted in full, if their JSON has at most so many characters:"""
+_TOUCHED_LENGTH, _RANGE_LENGTH = 64_000, 1_000
 _FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
 _LAST_SECOND = 253_402_300_799  # of 9999
 # Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
@@ -54,6 +57,7 @@ _DECADE = 3_640 * 86_400
 _SAMPLE = 5
 _NOTHING = "CAST(0 AS DOUBLE)"
 _TIMES = {"timestamp", "timestamp_ntz", "date"}
+_WITHOUT_ORDER = {"boolean", "binary"}
 _NUMBERS = {"byte", "short", "integer", "long", "float", "double"}
 
 
@@ -153,6 +157,19 @@ class ByKey:
     largest: Sequence[tuple[str, int, int, int, int]] = ()
 
 
+@dataclass(frozen=True)
+class Touched:
+    """Where the rows that differ are: their keys in the order of `columns`, and the smallest and largest values.
+
+    `keys` is None for a table without keys, and if too many differ. `ranges` are of the key columns and of columns of
+    times. Values are those of JSON: times in ISO 8601, UTC; decimals as text; bytes as hexadecimal digits.
+    """
+
+    columns: Sequence[str] = ()
+    keys: Sequence[Sequence[Any]] | None = None
+    ranges: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
 NO_TIMES = ByTime()
 NO_KEYS = ByKey()
 
@@ -229,6 +246,33 @@ def _width(seconds: int, widths: Sequence[int], periods: int) -> int:
     return _DECADE * -(-seconds // (_DECADE * (periods - 1)))
 
 
+def touched(data: QueryBuilder, table: str, keys: Sequence[str], ordered: Sequence[str]) -> Touched:
+    """Where the rows of `DIFFERING` are; `ordered` are the columns whose ranges are noted."""
+    named = ", ".join(quoted(key) for key in keys)
+    noted: list[list[Any]] | None = None
+    if keys:
+        query = f'SELECT DISTINCT {named} FROM "{DIFFERING}" ORDER BY {named} LIMIT {TOUCHED_KEYS + 1}'
+        noted = [[_in_json(row[key]) for key in keys] for row in rows_of(data, query, table)]
+        if len(noted) > TOUCHED_KEYS or len(json.dumps(noted)) > _TOUCHED_LENGTH:
+            noted = None
+    ends = ", ".join(f'min({quoted(n)}) AS "a{at}", max({quoted(n)}) AS "b{at}"' for at, n in enumerate(ordered))
+    row = one(data, f'SELECT {ends} FROM "{DIFFERING}"', table) if ordered else {}
+    ranges = {name: (_in_json(row[f"a{at}"]), _in_json(row[f"b{at}"])) for at, name in enumerate(ordered)}
+    return Touched(
+        tuple(keys), noted, {n: ends for n, ends in ranges.items() if len(json.dumps(ends)) <= _RANGE_LENGTH}
+    )
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
 def dated_by_key(found: str, keys: Sequence[str], when: str) -> str:
     at = quoted(when) if when in keys else f"coalesce({old(when)}, {new(when)})"
     return f'SELECT {at} AS at, "__gone" AS gone, "__came" AS came, "__changed" AS changed FROM ({found}) f'
@@ -247,7 +291,7 @@ class Difference:
 
     `keyed` is True if the table has keys; only then the differences are known by key. The sums are made over the rows
     `read` (published, rebuilt) of files that only one of the tables has; None: of all files. `unknown` is the reason
-    why the tables could not be compared; then all numbers are zero.
+    why the tables could not be compared; then all numbers are zero. `touched` is None if nothing differs.
     """
 
     table: str
@@ -264,6 +308,7 @@ class Difference:
     by_key: ByKey = NO_KEYS
     read: tuple[int, int] | None = None
     unknown: str = ""
+    touched: Touched | None = None
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Difference:
@@ -359,9 +404,9 @@ def compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequen
 
 
 def _compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Sequence[str], folder: Path) -> Difference:
-    shared = {field["name"] for field in _fields(published)}
+    shared = {f["name"] for f in _fields(published)}
     columns = [f for f in _fields(rebuilt) if f["name"] in shared and not _is_position(f)]
-    names = [field["name"] for field in columns]
+    names = [f["name"] for f in columns]
     data = opened({"old": published, "new": rebuilt}, folder / "_spill")
     counted = one(data, 'SELECT (SELECT count(*) FROM "old") AS o, (SELECT count(*) FROM "new") AS n', table)
     numbers = {str(f["name"]): str(f["type"]) for f in columns if _is_number(f["type"]) and f["name"] not in keys}
@@ -375,6 +420,9 @@ def _compare(table: str, published: DeltaTable, rebuilt: DeltaTable, keys: Seque
     if not (gone or came or changed):
         return difference
     times = [str(f["name"]) for f in columns if str(f["type"]) in _TIMES]
+    plain = {str(f["name"]) for f in columns if isinstance(f["type"], str) and f["type"] not in _WITHOUT_ORDER}
+    ordered = [name for name in dict.fromkeys([*keys, *times]) if name in plain]
+    difference = replace(difference, touched=touched(data, table, keys, ordered))
     if keys:
         difference = replace(difference, by_key=by_key(data, table, rows, names, keys, times))
     if not times:

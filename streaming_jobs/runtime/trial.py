@@ -24,7 +24,7 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.processes.child import ChildCommand
 from streaming_jobs.platform.runtime import LocalSpark
 from streaming_jobs.runtime.session_options import log_to_stderr
-from streaming_jobs.runtime.state_changes import ChangeKind, other_state
+from streaming_jobs.runtime.state_changes import OTHER_STATE, ChangeKind, other_state
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state import stream_record
@@ -52,9 +52,14 @@ class TrialVerdict:
     why: str = ""
     columns: tuple[str, ...] = ()
 
+    @property
+    def only_state(self) -> bool:
+        """True if the state is the only reason to refuse the code: a rebuild of the state can run it."""
+        return self.change == "state has to be rebuilt" and self.found.startswith(OTHER_STATE)
+
 
 def trial(settings: Settings, stream: Stream, spark: SparkSession) -> TrialVerdict:
-    """The verdict about the code that this process has loaded."""
+    """The verdict about the code that this process has loaded. Of several faults the state is the last."""
     from streaming_jobs.runtime.query_builder import QueryBuilder
 
     record = stream_record.load(settings, stream.name)
@@ -77,9 +82,10 @@ def trial(settings: Settings, stream: Stream, spark: SparkSession) -> TrialVerdi
         classified = classify(error)
         return TrialVerdict(classified.found, classified.next_step)
     verdict = TrialVerdict("", "", change.kind, change.why, tuple(columns))
+    rebuilt = change.kind == "state has to be rebuilt"
     try:
-        builder.check(spark, record, keeps_state=checkpoint.last_committed is not None)
-        if change.kind == "state has to be rebuilt":
+        builder.check(spark, record, keeps_state=checkpoint.last_committed is not None and not rebuilt)
+        if rebuilt:
             raise other_state(stream.name, change.why)
     except Exception as error:  # noqa: BLE001 - as above
         classified = classify(error)

@@ -63,8 +63,8 @@ def chaos(**options: object) -> str:
     return _command("chaos", **options)
 
 
-def deploy(*streams: str) -> str:
-    return _command("deploy", *streams)
+def deploy(*streams: str, rebuild: bool = False) -> str:
+    return _command("deploy", *streams, rebuild=rebuild)
 
 
 def status(*streams: str) -> str:

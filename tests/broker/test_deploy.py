@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from orchestration.cli.demo import Story
+from orchestration.cli.live import Freshness
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints
@@ -36,6 +38,9 @@ def steady(things):
 def changing(things):
     return things.select("n", (F.col("n") * FACTOR).alias("m"){more})
 """
+
+
+LARGEST = ', StructField("largest", IntegerType(), True, {"comment": "The largest change"})'
 
 
 @pytest.mark.timeout(900)
@@ -148,6 +153,48 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "killed_at",
+    ["", *(pytest.param(point, marks=pytest.mark.long) for point in ("recover_follow_ran", "recover_publish_between"))],
+)
+def test_state_that_does_not_fit_new_code_is_rebuilt_beside_the_stream(stock: Story, killed_at: str) -> None:
+    """The old code serves readers until the new one takes over; killed in between, the same deploy finishes it."""
+    story = stock
+    story.feed(story.all[:10_000])
+    live = story.live(10_000, 100)
+    with story.session() as check:
+        story.wait(lambda: story.has_read(10_000), "the movements", check)
+        steady = read_status(story.settings, "low_stock")
+        with live.running():
+            text = story.code.read_text()
+            for line, more in (
+                ('F.max("at").alias("last_at")', ', F.max("change").alias("largest")'),
+                ('StructField("last_at", TimestampType(), True, {"comment": "When the last one was"})', LARGEST),
+            ):
+                assert line in text
+                text = text.replace(line, line + more)
+            story.code.write_text(text)
+            arguments = ["deploy", "--rebuild", "--yes", "--output", "json"]
+            if killed_at:
+                environment = {**story.environment(), "RECOURSE_CRASH": f"inventory:{killed_at}:0"}
+                died = story.command(story.folder, environment, *arguments)
+                assert died.returncode == -signal.SIGKILL, died.stderr
+            document = json.loads(story.recourse(*arguments, quiet=True))
+            story.wait(lambda: story.runs_in(2), "batches of the new code", check)
+        story.wait(lambda: story.has_read(live.sent), "the rest", check)
+        assert read_status(story.settings, "low_stock").begun_at == steady.begun_at, "it ran on"  # type: ignore[union-attr]
+    assert (document["rebuilt"], document["touched"], document["recoveries"]) == (["inventory"], [], ["inventory-0001"])
+    (outcome,) = document["outcomes"]
+    assert (outcome["stream"], outcome["result"]) == ("inventory", "deployed"), outcome
+    story.compare(live.sent, right=True, low_stock=True)
+    largest: dict[str, int] = {}
+    for movement in story.all[: live.sent]:
+        largest[movement.product] = max(movement.change, largest.get(movement.product, movement.change))
+    assert {row["product"]: row["largest"] for row in story.rows("inventory")} == largest
+    assert 0 < Freshness(live.looks).largest_gap() < 45
 
 
 def test_what_is_not_there_is_not_started(settings: SettingsFactory, tmp_path: Path) -> None:

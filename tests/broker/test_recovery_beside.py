@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from orchestration.cli.demo import RIGHT, WRONG, Story
+from orchestration.cli.live import Freshness
 from reprocessing.plan.journal import journal_of
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
+from streaming_jobs.errors import PermanentError
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
+from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.state.status import Status, read_status
 from tests.support.driver import until
 
 STREAMS = ("inventory", "low_stock")
-FIRST, COUNT = 20_000, 40_000
+FIRST = 20_000
 PER_SECOND = 100
 FRESH_WITHIN = 45.0
 """Seconds. On a quiet machine it is 5; where streams stop first, the replay and a start of Spark come on top."""
@@ -33,104 +33,28 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def live(broker: Broker, tmp_path: Path) -> Iterator[Story]:
+def sent(stock: Story) -> Story:
+    """The first movements are sent, and wrong code will read them."""
+    stock.deploy(WRONG)
+    stock.feed(stock.all[:FIRST])
+    return stock
+
+
+@pytest.fixture
+def live(sent: Story) -> Iterator[Story]:
     """The wrong code has read the first movements, and goes on reading those that keep coming."""
-    story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), COUNT)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(WRONG)
-    story.feed(story.all[:FIRST])
-    with session(story):
-        yield story
-    topics.delete(TOPIC)
-
-
-@contextmanager
-def session(story: Story) -> Iterator[subprocess.Popen[bytes]]:
-    """A supervised session with both streams, until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "streams", "run", *STREAMS, "--trigger", "continuous"],
-        cwd=story.folder,
-        env=story.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=(story.folder / "session.log").open("wb"),
-        start_new_session=True,
-    )
-    groups = {process.pid}
-    try:
-        until(lambda: records(story) == FIRST and status(story, "low_stock").batch is not None, 120, "all movements")
-        groups |= {status(story, stream).pid for stream in STREAMS}
-        yield process
-        groups |= {status(story, stream).pid for stream in STREAMS}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        for group in groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        process.wait()
+    with sent.session() as check:
+        sent.wait(lambda: sent.has_read(FIRST), "all movements", check)
+        yield sent
 
 
 def status(story: Story, stream: str = "inventory") -> Status:
     return read_status(story.settings, stream) or Status(stream)
 
 
-def records(story: Story) -> int:
-    """The movements of the published table."""
-    if not (story.settings.tables / "inventory" / "_delta_log").is_dir():
-        return 0
-    return sum(int(row["movements"]) for row in story.rows("inventory"))
-
-
-@contextmanager
-def fed(story: Story) -> Iterator[Callable[[], int]]:
-    """Movements keep coming in the block; the function says how many there are."""
-    over, sent = threading.Event(), [FIRST]
-
-    def feed() -> None:
-        while sent[-1] < COUNT and not over.wait(0.5):
-            story.feed(story.all[sent[-1] : sent[-1] + PER_SECOND // 2])
-            sent.append(sent[-1] + PER_SECOND // 2)
-
-    with ThreadPoolExecutor(1) as pool:
-        feeding = pool.submit(feed)
-        try:
-            yield lambda: sent[-1]
-        finally:
-            over.set()
-            feeding.result()
-
-
-@contextmanager
-def probed(story: Story) -> Iterator[list[float]]:
-    """Read the published table every 100 ms: the list gets the seconds of each time without more movements."""
-    over, found = threading.Event(), list[float]()
-
-    def probe() -> None:
-        seen, since = records(story), time.monotonic()
-        while not over.wait(0.1):
-            if (now := records(story)) != seen:
-                found.append(time.monotonic() - since)
-                seen, since = now, time.monotonic()
-
-    with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(probe)
-        try:
-            yield found
-        finally:
-            over.set()
-            probing.result()
-
-
 def settled(story: Story, generation: int) -> None:
     """Wait until both streams go on in a generation."""
-
-    def at_work() -> bool:
-        found = [status(story, stream) for stream in STREAMS]
-        return all(each.generation == generation and each.state in ("running", "idle") for each in found)
-
-    until(at_work, 120, f"both streams in generation {generation}")
+    until(lambda: story.runs_in(generation, streams=STREAMS), 120, f"both streams in generation {generation}")
 
 
 def stages(story: Story, plan: str) -> list[str]:
@@ -146,27 +70,58 @@ def crashed(story: Story, point: str, *arguments: str) -> None:
 
 def whole(story: Story, sent: int) -> None:
     """Wait until both tables have all movements, and compare them with the truth."""
-    until(lambda: records(story) == sent, 60, "the rest")
-    until(lambda: status(story, "low_stock").lag_records == 0, 60, "the rest of low_stock")
+    until(lambda: story.has_read(sent), 60, "the rest")
     story.compare(sent, right=True, low_stock=True)
 
 
 def test_readers_see_fresh_rows_through_a_recovery_of_two_streams(live: Story) -> None:
-    with fed(live) as sent, probed(live) as gaps:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         live.recourse("recover", "apply", plan, "--yes")
         settled(live, 2)
     done = stages(live, plan)
     assert done.index("compare") < done.index("take_savepoint") < done.index("replay"), done
-    whole(live, sent())
-    assert max(gaps) < FRESH_WITHIN, sorted(gaps)
+    whole(live, arriving.sent)
+    freshness, marks = Freshness(arriving.looks), live.marks([plan])
+    assert 0 < freshness.largest_gap() < FRESH_WITHIN
+    assert [mark.sign for mark in marks] == ["f", "s", "P"], "the replay follows, the stream stops, published"
+    assert freshness.looks[0].at < marks[0].at < marks[1].at < marks[2].at < freshness.looks[-1].at
+    told_to_readers_outside(live, plan)
+
+
+def told_to_readers_outside(story: Story, plan: str) -> None:
+    """The corrections of a plan, compared with the two versions of each table that they name."""
+    document = json.loads(story.recourse("recover", "corrections", plan, "-o", "json", quiet=True))
+    assert (document["schema"], document["outcome"]) == ("recourse.corrections/1", "published")
+    assert [each["generation"] for each in document["streams"]] == [{"before": 1, "after": 2}] * 2
+    tables = {table["table"]: table for stream in document["streams"] for table in stream["tables"]}
+
+    def at(name: str, which: str) -> list[dict[str, Any]]:
+        return list(rows(story.settings.tables / name, tables[name]["version"][which]).to_pylist())
+
+    before, after = ({row["product"]: row for row in at("inventory", which)} for which in ("before", "after"))
+    touched = {product for (product,) in tables["inventory"]["keys"]}
+    assert tables["inventory"]["key_columns"] == ["product"]
+    assert {product for product, row in before.items() if row["quantity"] < 0} <= touched
+    assert all(before[product] != after[product] for product in touched)
+    gone = Counter(map(values, at("low_stock", "before"))) - Counter(map(values, at("low_stock", "after")))
+    least, most = map(datetime.fromisoformat, tables["low_stock"]["ranges"]["at"])
+    counts = tables["low_stock"]["rows"]
+    assert tables["low_stock"]["keys"] is None and gone.total() == counts["gone"] + counts["corrected"] > 0
+    assert all(least <= when.astimezone(UTC) <= most for *_, when in gone)
+
+
+def values(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["product"], row["taken"], row["at"]
 
 
 @pytest.mark.long
 def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_on_in_the_session(live: Story) -> None:
     before = {stream: status(live, stream) for stream in STREAMS}
-    with fed(live) as sent:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         crashed(live, "recover_follow_ran", "recover", "apply", plan, "--yes")
@@ -184,7 +139,7 @@ def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_
         live.recourse("recover", "apply", last, "--yes", "--stop-first")
         assert "follow" not in stages(live, last)
         settled(live, 4)
-    whole(live, sent())
+    whole(live, arriving.sent)
 
 
 @pytest.mark.long
@@ -208,10 +163,45 @@ def test_an_abort_is_not_noticed_and_an_undo_and_a_recovery_that_stops_first_go_
     ],
 )
 def test_killed_anywhere_beside_the_stream_it_is_resumed_and_ends_the_same(live: Story, point: str) -> None:
-    with fed(live) as sent:
+    arriving = live.live(FIRST, PER_SECOND)
+    with arriving.running():
         live.deploy(RIGHT)
         plan = live.plan_of(*STREAMS, "--to-earliest", show=False)
         crashed(live, point, "recover", "apply", plan, "--yes")
         live.recourse("recover", "resume", plan, "--yes")
         settled(live, 2)
-    whole(live, sent())
+    whole(live, arriving.sent)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", ["session", "broker"])
+def test_what_dies_while_the_replay_follows_does_not_change_where_it_ends(
+    broker: Broker, sent: Story, killed: str
+) -> None:
+    """The recovery goes on without its stream's session; without the broker it ends, and is resumed."""
+    arriving = sent.live(FIRST, PER_SECOND)
+    with ExitStack() as first:
+        check = first.enter_context(sent.session())
+        sent.wait(lambda: sent.has_read(FIRST), "all movements", check)
+        sent.deploy(RIGHT)
+        plan = sent.plan_of(*STREAMS, "--to-earliest", show=False)
+        journal = journal_of(sent.settings, plan)
+        with ThreadPoolExecutor(1) as pool:
+            applied = pool.submit(sent.command, sent.folder, sent.environment(), "recover", "apply", plan, "--yes")
+            until(lambda: journal.reached("follow"), 60, "the replay")
+            if killed == "session":
+                os.kill(status(sent).pid or 0, signal.SIGKILL)
+                with pytest.raises(PermanentError, match="the session has ended"):
+                    first.close()
+            else:
+                broker.kill()
+                time.sleep(2)
+                broker.restart()
+            if applied.result(300).returncode != 0:
+                sent.recourse("recover", "resume", plan, "--yes")
+        assert journal.outcome == "published"
+        if killed == "session":
+            first.enter_context(sent.session())
+        with arriving.running():
+            settled(sent, 2)
+        whole(sent, arriving.sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,29 @@ def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: Sho
     headers = [dict(m.headers() or []) for m in committed(story.bootstrap, CHANGES, partitions)]
     again = [int(each["recourse.first_read"] or b"") / 1_000 for each in headers if "recourse.first_read" in each]
     assert 0 < len(again) < len(headers) and max(again) < load(story.settings, name).made_at
+    told_to_readers_outside(story, name, len(again))
 
     killed(story, "stock_changes:recover_void_records_ran:0", "recover", "undo", name, "--yes")
     story.recourse("recover", "resume", undos_of(story.settings, name)[-1], "--yes", quiet=True)
     story.compare(COUNT, right=False)
     assert all(topic_records.load(story.settings, topic).under_way is None for topic in (CHANGES, LEVELS))  # type: ignore[union-attr]
+
+
+def told_to_readers_outside(story: ShopStory, plan: str, replaced: int) -> None:
+    """A consumer that leaves out the void offsets of the corrections has the records of right code."""
+    document = json.loads(story.recourse("recover", "corrections", plan, "-o", "json", quiet=True))
+    topics = {topic["topic"]: topic for stream in document["streams"] for topic in stream["topics"]}
+    assert {CHANGES, LEVELS} == topics.keys()
+
+    def within(kind: str, record: RawRecord) -> bool:
+        ranges = [each for each in topics[CHANGES][kind] if each["partition"] == record.partition]
+        return any(each["begin"] <= record.offset < each["end"] for each in ranges)
+
+    records = kept(story, CHANGES)
+    counting = [json.loads(each.value or b"{}") for each in records if not within("void", each)]
+    truth = Counter((order.product, order.pieces) for order in story.all[:COUNT])
+    assert Counter((each["product"], each["pieces"]) for each in counting) == truth
+    assert sum(within("replaced_by", each) for each in records) == replaced
 
 
 def compacted(story: ShopStory, topic: str) -> None:

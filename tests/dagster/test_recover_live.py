@@ -118,6 +118,14 @@ def said(live: Live, run_id: str) -> str:
         return "\n".join(entry.user_message or entry.message or "" for entry in stored.all_logs(run_id))
 
 
+def results(live: Live, run_id: str) -> Mapping[str, dg.MetadataValue]:
+    """The metadata of the run's output."""
+    with live.stored() as stored:
+        events = [entry.dagster_event for entry in stored.all_logs(run_id) if entry.dagster_event]
+    (output,) = [event.step_output_data for event in events if event.is_successful_output]
+    return output.metadata
+
+
 def marks(live: Live, table: str) -> list[dict[str, Any]]:
     """The marks of recoveries on a table, newest first."""
     with live.stored() as stored:
@@ -162,6 +170,8 @@ def test_a_recovery_is_planned_killed_with_its_run_continued_and_taken_back(live
     assert live.ended(resumed) == "SUCCESS", said(live, resumed)
     assert "was begun and is not over" in said(live, resumed)
     assert live.quantities() == right and live.tags(resumed)[STAGE_TAG] == "published"
+    document = results(live, resumed)["corrections"].value
+    assert (document["plan"], document["streams"][0]["generation"]) == (plan, {"before": 1, "after": 2})
     mark = marks(live, "inventory")[0]
     assert (mark["recovery"], mark["generation"]) == (f"recovered by plan {plan}", "2")
     assert sum(record.data["records"] for record in mark["recovered_offsets"].records) == COUNT // 2

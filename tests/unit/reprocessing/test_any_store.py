@@ -7,6 +7,7 @@ session asks and writes them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from deltalake import write_deltalake
 from pyspark.sql.types import LongType
 
 from reprocessing import executor
+from reprocessing.corrections import corrections
 from reprocessing.explainer import explain
 from reprocessing.plan.first_bad_row import before_first_bad
 from reprocessing.plan.plan import Checks, RecoveryPlan
@@ -98,7 +100,8 @@ def replay(context: RecoveryContext, *, wrong: bool = False) -> Mapping[str, Any
         staged.batch(number, generation=generation, code="fixed", wrong=wrong)
     last = last_entry(context.replay_settings, context.stream)
     since = past_the_border(context, {TOPIC: {0: LAST_READ}})
-    return {"batch": last.batch, "seconds": 0.1, "records": LAST_READ - first * PER_BATCH, "since": since}
+    ends = {TOPIC: {0: LAST_READ}}
+    return {"batch": last.batch, "seconds": 0.1, "records": LAST_READ - first * PER_BATCH, "since": since, "ends": ends}
 
 
 def versions(life: Life) -> dict[str, int]:
@@ -144,6 +147,17 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     assert done["things"] == done["copies"] == (last - WRONG_FROM + 1, BATCHES - WRONG_FROM, WRONG_FROM)
     assert life.record.generation == 2 and life.refused() == []
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "published"
+    document = corrections(life.settings, plan)
+    (of_stream,) = document["streams"]
+    assert json.loads(json.dumps(document)) == document and document["outcome"] == "published"
+    assert of_stream["generation"] == {"before": 1, "after": 2}
+    replayed = {"topic": TOPIC, "partition": 0, "begin": WRONG_FROM * PER_BATCH, "end": LAST_READ}
+    assert (of_stream["replayed"], of_stream["topics"], of_stream["skipped"]) == ([replayed], [], [])
+    tables = {each["table"]: each for each in of_stream["tables"]}
+    assert {name: each["version"] for name, each in tables.items()} == {
+        name: {"before": version + 1, "after": version + 2} for name, version in before.items()
+    }
+    assert tables["copies"]["rows"]["corrected"] == changed and tables["copies"]["keys"] is None
 
 
 def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
@@ -154,6 +168,9 @@ def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     run_stages(recovery(life, undo, lambda context: replay(context, wrong=True)))
     assert life.ids() == life.ids("copies") == sorted([*WRONG, *(-n for n in range(len(RIGHT), LAST_READ))])
     assert life.at() == Txn(3, LAST_READ // PER_BATCH - 1) and life.refused() == []
+    assert corrections(life.settings, plan)["undone_by"] == undo.id
+    document = corrections(life.settings, undo)
+    assert (document["undoes"], document["streams"][0]["generation"]) == (plan.id, {"before": 2, "after": 3})
 
 
 @pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])

@@ -17,6 +17,7 @@ from reprocessing.plan.targets import Target
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.checkpoint import copy
+from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import CodeSince, Generation
 from tests.support.life import STREAM, Life, Topics, plan_one, undo_one
@@ -100,6 +101,36 @@ def test_what_was_undone_is_listed_so_and_not_undone_again(life: Life, plan: Str
     code, _, said = run("recover", "undo", plan.id, "--yes")
     assert code == 2 and f"plan {plan.id} was undone by {undo.id}" in said, said
     assert f"recourse recover undo {undo.id}" in said
+
+
+def test_show_has_the_stages_in_the_order_in_which_they_would_run_now(
+    life: Life, plan: StreamRecoveryPlan, run: Run
+) -> None:
+    assert "1. take_savepoint" in run("recover", "show", plan.id)[1]
+    with take(life.settings, STREAM.name, purpose="session", wait=0):
+        assert "2. follow" in run("recover", "show", plan.id)[1]
+    executor.journal_of(life.settings, plan.id).write("follow", "begun")
+    assert "2. follow" in run("recover", "show", plan.id)[1], "as they have run"
+
+
+def test_readers_outside_are_told_where_a_published_plan_has_changed_rows(
+    life: Life, plan: StreamRecoveryPlan, run: Run
+) -> None:
+    code, _, said = run("recover", "corrections", plan.id)
+    assert code == 0 and f"plan {plan.id} is planned, and has published nothing" in said
+    journal = executor.journal_of(life.settings, plan.id)
+    touched = {"columns": ["id"], "keys": [[5], [7]], "ranges": {"id": [5, 7]}}
+    difference = {"table": "things", "old_rows": 9, "new_rows": 9, "only_old": 0, "only_new": 0, "changed": 2}
+    found = {**difference, "totals": {}, "sample": [], "keyed": True, "touched": touched}
+    journal.write("audit", "done", {"differences": [found]})
+    journal.write("publish", "done", {"tables": [{"table": "things", "version": 12}]}, stream=STREAM.name)
+    journal.write("clean_up", "done")
+    _, shown, _ = run("recover", "corrections", plan.id)
+    row = next(line for line in shown.splitlines() if line.startswith("things"))
+    assert row.split() == ["things", "11", "12", "2", "corrected", "2", "keys;", "id", "from", "5", "to", "7"]
+    (table,) = run.json("recover", "corrections", plan.id)["streams"][0]["tables"]
+    assert table["location"] == str(life.settings.tables / "things")
+    assert (table["key_columns"], table["keys"], table["ranges"]) == (["id"], [[5], [7]], {"id": [5, 7]})
 
 
 def test_a_plan_for_a_bad_row_requires_that_no_rebuilt_row_is_bad(life: Life, run: Run) -> None:

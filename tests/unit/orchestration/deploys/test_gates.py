@@ -14,6 +14,7 @@ import pytest
 
 from orchestration import cli
 from orchestration.deploys import rebuild
+from orchestration.deploys.rebuild import Rebuild
 from streaming_jobs.runtime import trial
 from streaming_jobs.runtime.trial import TrialVerdict
 from streaming_jobs.settings import Settings
@@ -26,6 +27,13 @@ from tests.support.without_spark import FLOW
 STREAM = "watched"
 OLD = "2-0123456789ab (1.0)"
 Previewed = list[int]
+OTHER_STATE = TrialVerdict(
+    f"the state of stream {STREAM} was built by another aggregation: new: max(n)",
+    "rebuild it",
+    "state has to be rebuilt",
+    "new: max(n)",
+    ("column m is new",),
+)
 
 
 @pytest.fixture
@@ -130,13 +138,42 @@ def test_without_a_verdict_a_stream_that_keeps_state_is_not_stopped_even_if_a_pe
 def test_a_change_that_the_state_cannot_take_is_refused_before_the_stop_with_the_recovery_and_its_cost(
     runs: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = TrialVerdict("other state", "rebuild it", "state has to be rebuilt", "new: max(n)", ("column m is new",))
-    monkeypatch.setattr(trial, "tried", lambda *_: {STREAM: verdict})
-    monkeypatch.setattr(rebuild, "rebuild_words", lambda *_: iter(["rebuild the state: recourse recover plan"]))
+    monkeypatch.setattr(trial, "tried", lambda *_: {STREAM: OTHER_STATE})
+    monkeypatch.setattr(rebuild, "rebuild_of", lambda *_: Rebuild(("rebuild the state: recourse recover plan",)))
     assert deploy("--yes") == 1 and not was_deployed(runs)
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr()
     for words in ("state has to be rebuilt (new: max(n))", "column m is new", "recourse recover plan", "REFUSED"):
-        assert words in shown
+        assert words in shown.out
+    assert f"recourse deploy {STREAM} --rebuild" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lost", "arguments", "action"),
+    [
+        (OTHER_STATE, "", (), "rebuild"),
+        (OTHER_STATE, "offsets 0 to 24 are gone", (), "deploy"),
+        (OTHER_STATE, "offsets 0 to 24 are gone", ("--discard-state",), "rebuild"),
+        (replace(OTHER_STATE, found="column m has another type"), "", (), "deploy"),
+    ],
+)
+def test_state_is_rebuilt_if_it_alone_refuses_the_code_and_without_records_that_are_gone_only_on_request(
+    runs: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verdict: TrialVerdict,
+    lost: str,
+    arguments: tuple[str, ...],
+    action: str,
+) -> None:
+    monkeypatch.setattr(trial, "tried", lambda *_: {STREAM: verdict})
+    monkeypatch.setattr(rebuild, "rebuild_of", lambda *_: Rebuild(("rebuild the state",), lost))
+    code = deploy("--dry-run", "--rebuild", *arguments, "-o", "json")
+    document = json.loads(capsys.readouterr().out)
+    (stream,) = document["streams"]
+    assert (stream["action"], code) == (action, 0 if action == "rebuild" else 1)
+    assert (document["rebuilt"], document["touched"]) == (([STREAM], []) if action == "rebuild" else ([], [STREAM]))
+    assert "--discard-state" in str(stream["refused"]) or not (lost and action == "deploy")
+    assert not was_deployed(runs)
 
 
 def test_a_stream_that_does_not_run_is_recorded_where_its_next_start_needs_that(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestration.deploys.rebuild import rebuild_words, words_of
+import pytest
+
+from orchestration.deploys.plan import Action, DeployPlan, StreamDeploy
+from orchestration.deploys.rebuild import rebuild_of, rebuilding, recovery_plans, words_of
+from reprocessing.plan.journal import journal_of
 from reprocessing.plan.snapshot import planning_snapshot
+from reprocessing.plan.targets import Target
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.settings import Settings
-from tests.support.life import Life, Topics
+from tests.support.life import Life, Topics, plan_one
 from tests.support.life_flows import STREAM
 
 
@@ -25,5 +31,25 @@ def test_with_all_records_the_command_has_their_number_and_without_the_first_one
 
 
 def test_a_stream_whose_cost_is_not_known_still_has_its_command(tmp_path: Path) -> None:
-    command, why = rebuild_words(Settings.load({"home": tmp_path, "kafka.bootstrap_servers": "127.0.0.1:1"}), STREAM)
+    command, why = rebuild_of(Settings.load({"home": tmp_path, "kafka.bootstrap_servers": "127.0.0.1:1"}), STREAM).lines
     assert command == "rebuild the state: recourse recover plan things --to-batch -1" and "not known" in why
+
+
+@pytest.mark.parametrize("action", ["deploy", "recovering"])
+def test_a_rebuild_that_was_interrupted_is_continued_if_its_code_is_still_that_on_disk(
+    tmp_path: Path, action: Action
+) -> None:
+    life = Life.begin(tmp_path)
+    life.run(*range(6))
+    begun = plan_one(life.snapshot(Topics(end=60)), Target("batch", "-1"))
+    journal_of(life.settings, begun.id).write("follow", "begun")
+    topology = Topology.of([STREAM])
+
+    def planned(code: str) -> DeployPlan:
+        stream = StreamDeploy(STREAM.name, action, "a", code, refused=("other state",), rebuildable=action == "deploy")
+        return rebuilding(life.settings, DeployPlan((stream,), 700), discard_state=False)
+
+    continued = planned(begun.saw.code.hash)
+    assert [each.stream for each in continued.rebuilt] == [STREAM.name] and not continued.refused
+    assert [each.id for each in recovery_plans(life.settings, topology, continued)] == [begun.id]
+    assert bool(planned("another").rebuilt) is (action == "deploy")

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.plan.conditions import bad_rows, broken
-from reprocessing.replay.difference import Difference, compare
+from reprocessing.replay.difference import Difference, Touched, compare
 from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.table_rows import QueryFailed
 from tests.support.life import Life
@@ -209,7 +209,35 @@ def test_the_journal_of_an_earlier_version_is_read() -> None:
 
 def test_the_bytes_of_a_key_are_shown_as_digits() -> None:
     both = [pa.table({"k": [b"\xff\x00"], "n": [side]}) for side in (1, 2)]
-    assert [key for key, *_ in compared(*both, "k").by_key.largest] == ["ff00"]
+    difference = compared(*both, "k")
+    assert [key for key, *_ in difference.by_key.largest] == ["ff00"]
+    assert difference.touched == Touched(("k",), [["ff00"]]), "bytes have no range"
+
+
+def test_the_keys_and_ranges_of_what_differs_are_noted() -> None:
+    hours = [datetime(2026, 3, 1, hour, tzinfo=UTC) for hour in range(5)]
+
+    def rows(totals: list[int]) -> pa.Table:
+        count = len(totals)
+        return pa.table(
+            {"place": list("abcde")[:count], "at": pa.array(hours[:count], pa.timestamp("us", "UTC")), "total": totals}
+        )
+
+    old, new = rows([1, 1, 1, 1]), rows([1, 2, 1, 3, 1])  # b and d have other totals, e comes
+    times = ("2026-03-01T01:00:00+00:00", "2026-03-01T04:00:00+00:00")
+    by_key = compared(old, new, "place").touched
+    assert by_key == Touched(("place",), [["b"], ["d"], ["e"]], {"place": ("b", "e"), "at": times})
+    by_row = compared(old, new).touched
+    assert by_row == Touched((), None, {"at": times}), "rows without a key are found by their times"
+    assert compared(old, old).touched is None
+
+
+@pytest.mark.parametrize(("count", "noted"), [(1_000, True), (1_001, False)])
+def test_more_keys_than_a_journal_should_hold_are_a_range(count: int, noted: bool) -> None:
+    both = [pa.table({"k": list(range(count)), "n": [side] * count}) for side in (1, 2)]
+    touched = compared(*both, "k").touched
+    assert touched is not None and touched.ranges == {"k": (0, count - 1)}
+    assert touched.keys == ([[k] for k in range(count)] if noted else None)
 
 
 _ROWS = 1_000_000
