@@ -34,7 +34,6 @@ from streaming_jobs.runtime.batch_hooks import (
 )
 from streaming_jobs.runtime.failed_records import FailedRecords
 from streaming_jobs.runtime.isolation import Isolated, Isolation
-from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs, run
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
@@ -49,6 +48,7 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from streaming_jobs.runtime.late_records import LateRecords
     from streaming_jobs.sources.base import SourceCounts
     from streaming_jobs.table_sources.lookups import LookupFrames
 
