@@ -34,10 +34,10 @@ def list_late(context: typer.Context, names: AnyStreams = None, output: OutputOp
         for made in kept_late(stream):
             for day in late_days(call.settings, made):
                 values.append({"stream": stream.name, "table": made.table.name, **_day(day)})
-                state = "to rebuild" if day.closed else "open"
                 first, last = (f"{at:%Y-%m-%d %H:%M:%S}Z" for at in (day.first, day.last))
-                rows.append([made.table.name, f"{day.day}", number(day.records), state, first, last])
-    show_table(output, values, ["table", "day", "late records", "state", "first", "last"], rows, right=["late records"])
+                rows.append([made.table.name, f"{day.day}", number(day.records), day.state, first, last, day.why])
+    columns = ["table", "day", "late records", "state", "first", "last", "why"]
+    show_table(output, values, columns, rows, right=["late records"])
 
 
 @app.command(short_help="Rebuild the closed days that lack late records.")
@@ -70,7 +70,7 @@ def rebuild(
         raise UsageError(f"stream {stream} keeps no late records", "declare late_rows='keep' of its DeltaTable")
     waits = replace(Waits(), commit=parse_duration(wait_commit).total_seconds())
     lacking = {made.table.name: late_days(call.settings, made) for made in tables}
-    if not any(day.closed for days in lacking.values() for day in days):
+    if not any(day.state == "to rebuild" for days in lacking.values() for day in days):
         reports = [LateReport(name, (), tuple(days)) for name, days in lacking.items()]
     else:
         why = "late records are read from their topic, and need a broker for that"
@@ -92,9 +92,12 @@ def _as_json(report: LateReport) -> dict[str, Any]:
 
 
 def _print(reports: list[LateReport]) -> None:
+    from typing import get_args
+
+    from reprocessing.slices.late import State
+
     for report in reports:
         for each in report.slices:
             print_report(each)
-        closed = sum(day.closed for day in report.left)
-        left = f"{number(closed)} to rebuild, {number(len(report.left) - closed)} open"
+        left = ", ".join(f"{number(len(report.days(state)))} {state}" for state in get_args(State))
         say(f"table {report.table}: days that lack late records: {left}")

@@ -3,8 +3,7 @@
     asset `slices/<table>`          a day is materialised when it was rebuilt; its deps name the table
     job `reprocess_slices`          all of them; a backfill of a range of days is one run (BackfillPolicy.single_run)
     schedule `reprocess_slices`     each noon (UTC) the newest day that the stream has closed; off at first
-    schedule `rebuild_late`         each hour the closed days that lack late records, a bounded number; off at first
-    check `late_records`            of each table that keeps late records: yellow while days lack some
+    `late.py`                       the days that lack late records: their job, schedule and check
 
 A day is one of the table's own calendar (`Slices.zone`), so one set of partitions is enough for all time zones.
 
@@ -17,20 +16,14 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES as NOT_FINISHED
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 from orchestration.sessions.child_run import session_executor
 from orchestration.sessions.names import asset_key, named, table_key
 from orchestration.sessions.ownership import claim, job_tags
-from orchestration.sessions.reporting import shown
-from orchestration.sessions.verdicts import CheckVerdict, CheckVerdicts, checks_from_files
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.settings import Settings
-from streaming_jobs.text import commands
-from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:  # the code location is loaded often, and needs nothing of a rebuild
     from reprocessing.slices.rebuild import SliceReport
@@ -39,9 +32,6 @@ JOB = "reprocess_slices"
 GROUP = "slices"
 CRON = "0 12 * * *"
 """Noon in UTC: yesterday is over in every time zone."""
-LATE, LATE_CRON = "rebuild_late", "15 * * * *"
-LATE_CHECK, LATE_EVERY = "late_records", 60.0
-"""The check, and the seconds for which a look at the files holds."""
 
 RebuildDays = Callable[[Settings, Sliceable, str, str, Callable[[str], None]], "SliceReport"]
 """Rebuilds the days from a first day up to, but not including, another."""
@@ -98,96 +88,7 @@ def definitions_of(
 
     days = dg.DailyPartitionsDefinition(start_date=min(sliced.slices.first_day for sliced in tables))
     assets = [_asset(settings, sliced, days, rebuild or rebuild_days) for sliced in tables]
-    keeping = [sliced for sliced in tables if sliced.table.name in sliced.stream.late_tables]
-    own = dg.Definitions(
-        assets=assets,
-        jobs=[job],
-        schedules=[newest_days, *([_late_schedule(settings, keeping, name)] if keeping else [])],
-    )
-    return dg.Definitions.merge(own, _late_checks(settings, keeping))
-
-
-def _late_schedule(settings: Settings, tables: Sequence[Sliceable], job: str) -> dg.ScheduleDefinition:
-    """Requests a run of the slices' job for each range of closed days that lacks late records."""
-
-    @dg.schedule(
-        name=named(settings.dagster, LATE),
-        job_name=job,
-        cron_schedule=LATE_CRON,
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-        description="Rebuilds the closed days that lack late records, the oldest first.",
-    )
-    def closed_days(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        unfinished = dg.RunsFilter(job_name=job, statuses=NOT_FINISHED)
-        if context.instance.get_runs_count(unfinished):
-            yield dg.SkipReason(f"job {job} still rebuilds slices")
-            return
-        for sliced in tables:
-            for first, last in _late_ranges(settings, sliced):
-                yield dg.RunRequest(
-                    run_key=f"{sliced.table.name}-{first}-{last}-{context.scheduled_execution_time:%Y-%m-%dT%H}",
-                    asset_selection=[slices_key(settings, sliced)],
-                    tags={ASSET_PARTITION_RANGE_START_TAG: str(first), ASSET_PARTITION_RANGE_END_TAG: str(last)},
-                )
-
-    return closed_days
-
-
-def _late_ranges(settings: Settings, sliced: Sliceable) -> list[tuple[date, date]]:
-    """Ranges of closed days that lack late records, as far as Dagster has partitions for them."""
-    from reprocessing.slices.late import late_days, ranges
-
-    first_day = date.fromisoformat(sliced.slices.first_day)
-    return ranges([each for each in late_days(settings, sliced) if each.day >= first_day])
-
-
-def _late_checks(settings: Settings, tables: Sequence[Sliceable]) -> dg.Definitions:
-    by_key = {dg.AssetCheckKey(table_key(settings.dagster, made.table.name), LATE_CHECK): made for made in tables}
-    known: dict[dg.AssetCheckKey, CheckVerdict] = {}
-    looked_at = 0.0
-
-    def look(_: dg.DagsterInstance, now: float) -> CheckVerdicts:
-        nonlocal looked_at
-        if not known or not 0 <= now - looked_at < LATE_EVERY:
-            known.update({key: late_verdict(settings, made) for key, made in by_key.items()})
-            looked_at = now
-        return known
-
-    about = "Yellow while days of the table lack records that came too late for their windows."
-    return checks_from_files(
-        LATE_CHECK,
-        dict.fromkeys(by_key, about),
-        settings,
-        look,
-        sensor=LATE_CHECK,
-        sensor_description=f"Evaluates the check `{LATE_CHECK}` of tables that keep late records from their files.",
-        all_well="no table lacks late records",
-    )
-
-
-def late_verdict(settings: Settings, made: Sliceable) -> CheckVerdict:
-    """The verdict on a table that keeps late records: a warning while windows of its days lack some."""
-    from reprocessing.slices.late import late_days
-
-    days, name = late_days(settings, made), made.table.name
-    if not days:
-        return CheckVerdict(True, dg.AssetCheckSeverity.WARN, "complete", f"no day of {name} lacks late records")
-    closed = [each for each in days if each.closed]
-    figures = shown(
-        {
-            "days": len(days),
-            "days_to_rebuild": len(closed),
-            "late_records": sum(each.records for each in days),
-            "first_day": days[0].day.isoformat(),
-            "last_day": days[-1].day.isoformat(),
-        }
-    )
-    text = (
-        f"{counted(len(days), 'day')} of {name} from {days[0].day} to {days[-1].day} "
-        f"{'lacks' if len(days) == 1 else 'lack'} late records; {commands.rebuild_late(made.stream.name)}"
-    )
-    return CheckVerdict(False, dg.AssetCheckSeverity.WARN, f"{len(days)} days", text, figures)
+    return dg.Definitions(assets=assets, jobs=[job], schedules=[newest_days])
 
 
 def _asset(

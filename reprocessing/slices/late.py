@@ -14,14 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reprocessing.slices.rebuild import SliceReport, Tools, passed_watermark, rebuild
+from reprocessing.slices.rebuild import OffsetsSkipped, SliceReport, Tools, note_lost, passed_watermark, rebuild
 from streaming_jobs.declare.slices import SliceRange, slice_range
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import OffsetsLost, UsageError
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
@@ -36,18 +36,23 @@ MOST_DAYS = 31
 """Days that one run rebuilds at most, unless it is told otherwise."""
 
 
+State = Literal["to rebuild", "open", "lost"]
+
+
 @dataclass(frozen=True)
 class LateDay:
-    """A day, in the calendar of the slices, that lacks late records. `closed`: its slice can be rebuilt now.
+    """A day, in the calendar of the slices, that lacks late records.
 
-    `first` and `last` are the least and the greatest event time of the records.
+    `first` and `last` are the least and the greatest event time of the records. An `open` day is rebuilt once the
+    watermark has passed its windows; of a `lost` day `why` says which records are gone.
     """
 
     day: date
     records: int
     first: datetime
     last: datetime
-    closed: bool
+    state: State
+    why: str = ""
 
 
 def kept_late(stream: Stream, table: str | None = None) -> list[Sliceable]:
@@ -67,19 +72,19 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
         return []
     columns = ["partition", "offset", "event_time", "days"]
     rows = dataset(kept.readable(), settings.tables / kept.name).to_table(columns=columns)
-    lacking = _without_slice(_by_day(rows), _read_by_day(settings, made, record))
+    read, lost = _read_by_day(settings, made, record)
+    lacking = _without_slice(_by_day(rows), read)
     watermark, reach = passed_watermark(settings, record), made.slices.distance
     figures = lacking.group_by("day").aggregate([("offset", "count"), ("event_time", "min"), ("event_time", "max")])
-    return [
-        LateDay(
-            row["day"],
-            row["offset_count"],
-            row["event_time_min"].replace(tzinfo=UTC),
-            row["event_time_max"].replace(tzinfo=UTC),
-            closed=_slice(made, row["day"]).end + reach <= watermark,
-        )
-        for row in sorted(figures.to_pylist(), key=lambda row: row["day"])
-    ]
+    found = []
+    for row in sorted(figures.to_pylist(), key=lambda row: row["day"]):
+        day, times = row["day"], (row["event_time_min"], row["event_time_max"])
+        first, last = (at.replace(tzinfo=UTC) for at in times)
+        state: State = "lost" if day in lost else "to rebuild"
+        if _slice(made, day).end + reach > watermark:
+            state = "open"
+        found.append(LateDay(day, row["offset_count"], first, last, state, lost.get(day, "")))
+    return found
 
 
 def _by_day(rows: pa.Table) -> pa.Table:
@@ -88,18 +93,23 @@ def _by_day(rows: pa.Table) -> pa.Table:
     return rows.drop_columns(["days"]).take(pc.list_parent_indices(rows["days"])).append_column("day", days)
 
 
-def _read_by_day(settings: Settings, made: Sliceable, record: StreamRecord) -> dict[date, dict[int, int]]:
-    """By day and partition the offset up to which a rebuilt slice has read the topic."""
+def _read_by_day(
+    settings: Settings, made: Sliceable, record: StreamRecord
+) -> tuple[dict[date, dict[int, int]], dict[date, str]]:
+    """By day and partition the offset up to which a rebuilt slice has read the topic, and why days are lost."""
     read: dict[date, dict[int, int]] = defaultdict(dict)
+    lost: dict[date, str] = {}
     for request in SliceRequests.of(settings, made.stream.name).history():
         entry = request.ledger
-        has_rows = request.state in ("committed", "unchanged")
-        if request.table != made.table.name or entry.generation != record.generation or not has_rows:
+        if request.table != made.table.name or entry.generation != record.generation:
             continue
-        for day in _whole_days(made, request):
+        if request.state == "failed":
+            lost |= dict.fromkeys(_whole_days(made, request), request.reason)
+        for day in _whole_days(made, request) if request.state in ("committed", "unchanged") else ():
+            lost.pop(day, None)
             for partition, end in (each for offsets in entry.offsets for each in offsets.end.items()):
                 read[day][partition] = max(end, read[day].get(partition, 0))
-    return read
+    return read, lost
 
 
 def _whole_days(made: Sliceable, request: SliceCommitRequest) -> Iterator[date]:
@@ -129,9 +139,9 @@ def _slice(made: Sliceable, day: date) -> SliceRange:
 
 
 def ranges(days: Sequence[LateDay], most: int = MOST_DAYS) -> list[tuple[date, date]]:
-    """The first of the closed days, as ranges of consecutive days: first and last day."""
+    """The first of the days to rebuild, as ranges of consecutive days: first and last day."""
     found: list[tuple[date, date]] = []
-    for day in [each.day for each in days if each.closed][:most]:
+    for day in [each.day for each in days if each.state == "to rebuild"][:most]:
         if found and day - found[-1][1] == timedelta(days=1):
             found[-1] = found[-1][0], day
         else:
@@ -147,11 +157,30 @@ class LateReport:
     slices: tuple[SliceReport, ...]
     left: tuple[LateDay, ...]
 
+    def days(self, state: State) -> list[date]:
+        """The days that are left in a state."""
+        return [each.day for each in self.left if each.state == state]
+
 
 def rebuild_late(tools: Tools, made: Sliceable, *, most: int = MOST_DAYS) -> LateReport:
-    """Rebuild the closed days that lack late records, at most so many; raises the error of a slice that is refused."""
-    reports = []
-    for first, last in ranges(late_days(tools.settings, made), most):
-        after = last + timedelta(days=1)
-        reports.append(rebuild(tools, made, first.isoformat(), after.isoformat()))
-    return LateReport(made.table.name, tuple(reports), tuple(late_days(tools.settings, made)))
+    """Rebuild the closed days that lack late records, at most so many.
+
+    A day whose records are gone is noted as lost, and the other ones are rebuilt; any other error is raised.
+    """
+    found = ranges(late_days(tools.settings, made), most)
+    reports = tuple(report for first, last in found for report in _rebuilt(tools, made, first, last))
+    return LateReport(made.table.name, reports, tuple(late_days(tools.settings, made)))
+
+
+def _rebuilt(tools: Tools, made: Sliceable, first: date, last: date) -> Iterator[SliceReport]:
+    """Yields the rebuild of a range of days; if records are gone, of those of its days that can be rebuilt."""
+    try:
+        yield rebuild(tools, made, first.isoformat(), (last + timedelta(days=1)).isoformat())
+    except (OffsetsLost, OffsetsSkipped) as error:  # refused before Spark starts
+        if first == last:
+            tools.tell(f"{first} of table {made.table.name} cannot be rebuilt: {error.found}")
+            note_lost(tools.settings, made, first.isoformat(), error.found)
+            return
+        middle = first + (last - first) // 2
+        yield from _rebuilt(tools, made, middle + timedelta(days=1), last)
+        yield from _rebuilt(tools, made, first, middle)

@@ -67,6 +67,10 @@ class SliceOpen(TransientError):
     """The stream has not closed the slice yet, and will still write rows of it."""
 
 
+class OffsetsSkipped(PreflightRefused):
+    """A recovery of the stream has skipped records that the slice would be made from."""
+
+
 @dataclass(frozen=True)
 class SliceBase:
     """A version of the table, the newest entry of the batches in it, and the offsets that the slice is made from."""
@@ -208,7 +212,7 @@ def _offsets(
         begun, earliest = bound.start.get(partition, 0), held.earliest.get(partition, 0)
         first = found.get(partition, begun)
         if restarted and first < begun:
-            raise PreflightRefused(
+            raise OffsetsSkipped(
                 f"a recovery of stream {stream} has begun anew at offset {begun} of topic {name}, partition "
                 f"{partition}, and the slice needs offset {first}",
                 "rebuild a slice of later records, or the whole table",
@@ -238,11 +242,31 @@ def _refuse_void(record: StreamRecord, topic: str, start: Mapping[int, int], end
         if void["topic"] != topic or partition not in end:
             continue
         if int(void["from"]) < end[partition] and int(void["to"]) > start[partition]:
-            raise PreflightRefused(
+            raise OffsetsSkipped(
                 f"a recovery of stream {record.stream} has skipped offsets {void['from']} to {int(void['to']) - 1} of "
                 f"topic {topic}, partition {partition}, which the slice would be made from",
                 "rebuild a slice of other records, or the whole table with a recovery that reads them",
             )
+
+
+def note_lost(settings: Settings, made: Sliceable, day: str, why: str) -> None:
+    """Keep as an outcome that the slice of a day cannot be rebuilt, since records that it needs are gone."""
+    record = stream_record.load(settings, made.stream.name)
+    assert record is not None, "a stream without one is refused before"
+    chosen, name = slice_range(made.slices, "timestamp", day, None), _name(made, 0)
+    entry = LedgerEntry("slice", made.stream.name, made.table.name, record.generation, -1, plan=name, note=chosen.words)
+    lost = SliceCommitRequest(
+        id=name,
+        stream=made.stream.name,
+        table=made.table.name,
+        entry=entry.encode(),
+        change={},
+        expires=0.0,
+        summary={"slice": chosen.words},
+        begin=chosen.begin.timestamp(),
+        end=chosen.end.timestamp(),
+    )
+    SliceRequests.of(settings, made.stream.name).end(lost.ended("failed", reason=why))
 
 
 def entry_of(base: SliceBase, name: str, chosen: SliceRange, code: CodeVersion, rows: Mapping[str, int]) -> LedgerEntry:

@@ -47,19 +47,21 @@ class LateRecords:
     @classmethod
     def of(cls, spark: SparkSession, stream: Stream, table: str, sources: Sequence[FrameSource]) -> LateRecords:
         """Raises UsageError for a function of which late records cannot be kept, since no slice can be rebuilt."""
+        from pyspark.errors import PySparkException
+
         try:
             made = sliceable(stream, table)
             source = next(each for each in sources if isinstance(each, KafkaSource))
             output = stream.outputs(**{made.parameter: source.batch(spark, {}, {})})[made.sink]
             windows = check_plan(made, analysed(output))
         except UsageError as error:
-            raise UsageError(f"late_rows='keep' of table {table}: {error.found}", "write late_rows='count'") from error
+            raise _refusal(table, error.found) from error
+        except PySparkException as error:
+            words = str(error).splitlines()[0]
+            raise _refusal(table, f"the function cannot run on a batch of records: {words}") from error
         if not windows or made.event_time != made.topic.time_column:
-            raise UsageError(
-                f"late_rows='keep' of table {table}: stream {stream.name} has no windows of the event time of topic "
-                f"{made.topic.name}, so no record is too late",
-                "write late_rows='count'",
-            )
+            of = f"stream {stream.name} has no windows of the event time of topic {made.topic.name}"
+            raise _refusal(table, f"{of}, so no record is too late")
         return cls(made, source, windows)
 
     def prepared(
@@ -122,6 +124,10 @@ class LateRecords:
         moment = self.source.event_micros
         of_record = F.filter(F.array(*known), lambda each: (each["first"] <= moment) & (moment < each["last"]))
         return F.transform(of_record, lambda each: each["day"])
+
+
+def _refusal(table: str, why: str) -> UsageError:
+    return UsageError(f"late_rows='keep' of table {table}: {why}", "write late_rows='count'")
 
 
 def _micros(at: datetime) -> int:

@@ -16,16 +16,18 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from orchestration.slices.definitions import JOB, LATE, definitions_of, late_verdict
-from reprocessing.slices.late import late_days, rebuild_late
-from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
+from orchestration.bundle.job import Bundle
+from orchestration.slices.late import JOB, definitions, verdict
+from reprocessing.slices.late import LateReport, late_days, rebuild_late
+from reprocessing.slices.rebuild import Tools, Waits
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.flights.dataset import departures, records_of
 from streaming_jobs.examples.flights.streams import airport_hours
 from streaming_jobs.examples.flights.truth import as_frame, differences, truth
 from streaming_jobs.platform.table_rows import rows as table_rows
-from streaming_jobs.runtime.sliceable import Sliceable, sliceable
+from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import DeltaTable
+from streaming_jobs.stream import DeltaTable, Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
 from tests.support.driver import Bench, command, driver, finished, on_topic, rows, variables
@@ -124,7 +126,7 @@ def test_a_stream_of_shuffled_records_that_was_killed_has_every_record_once_its_
 
     sliced = sliceable(stream)
     lacking = late_days(made.settings, sliced)
-    assert all(day.closed for day in lacking) and len(lacking) > 20
+    assert all(day.state == "to rebuild" for day in lacking) and len(lacking) > 20
     first = rebuild_late(tools(made), sliced, most=20)
     assert len(first.left) == len(lacking) - 20
     assert not rebuild_late(tools(made), sliced).left
@@ -206,32 +208,30 @@ def test_all_flights_shuffled_by_30_days_with_a_lateness_of_a_minute_equal_a_bat
     sliced = sliceable(stream)
     lacking = late_days(made.settings, sliced)
     assert sum(day.records for day in lacking) > 100_000
-    assert not late_verdict(made.settings, sliced).passed
+    assert not verdict(made.settings, sliced).passed
     ticks = 0
-    while run_schedule(made, sliced):
+    while run_schedule(made, stream):
         ticks += 1
     assert ticks == -(-len(lacking) // 31)
-    assert late_verdict(made.settings, sliced).passed
+    assert verdict(made.settings, sliced).passed
     expected, actual = truth("airport_hours"), as_frame(table_rows(made.settings.tables / "airport_hours"))
     before = actual[actual["window_start"] < "2014-01-05"]
     assert not differences(expected, before, ["origin", "window_start"])
 
 
-def run_schedule(bench: Bench, sliced: Sliceable) -> int:
+def run_schedule(bench: Bench, stream: Stream) -> int:
     """One tick of the schedule, whose runs are executed; returns how many there were."""
 
-    def rebuilt(_: Settings, made: Sliceable, first: str, after: str, __: Any) -> SliceReport:
-        return rebuild(tools(bench), made, first, after)
+    def rebuilt(_: Settings, of: Stream, most: int, __: Any) -> list[LateReport]:
+        return [rebuild_late(tools(bench), sliceable(of), most=most)]
 
-    defs = definitions_of(bench.settings, [sliced], rebuilt)
+    bundle = Bundle("late", "default", (), bench.settings.home)
+    topology = Topology({stream.name: stream})
+    defs = definitions(bench.settings, topology, bundle, dg.in_process_executor, rebuilt)
     with dg.instance_for_test() as instance:
-        context = dg.build_schedule_context(
-            instance=instance, repository_def=defs.get_repository_def(), scheduled_execution_time=datetime.now(UTC)
-        )
-        requests = defs.resolve_schedule_def(LATE).evaluate_tick(context).run_requests or []
+        context = dg.build_schedule_context(instance=instance, scheduled_execution_time=datetime.now(UTC))
+        requests = defs.resolve_schedule_def(JOB).evaluate_tick(context).run_requests or []
         for request in requests:
-            result = defs.resolve_job_def(JOB).execute_in_process(
-                instance=instance, asset_selection=request.asset_selection, tags=dict(request.tags)
-            )
+            result = defs.resolve_job_def(JOB).execute_in_process(instance=instance, run_config=request.run_config)
             assert result.success
     return len(requests)

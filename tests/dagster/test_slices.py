@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,17 @@ import dagster as dg
 import pytest
 
 from orchestration.location import definitions
-from orchestration.slices.definitions import (
-    JOB,
-    LATE,
-    LATE_CHECK,
-    definitions_of,
-    late_verdict,
-    newest_closed_day,
-)
+from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day
 from orchestration.slices.definitions import definitions as slice_definitions
 from reprocessing.replay.difference import Difference
-from reprocessing.slices import late
-from reprocessing.slices.late import LateDay
 from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
-from streaming_jobs.stream import DeltaTable
 
 KEY = dg.AssetKey(["slices", "airport_hours"])
-HOURS = airport_hours.primary
-assert isinstance(HOURS, DeltaTable)
 
 
 class Rebuilds:
@@ -121,64 +108,3 @@ def test_the_shipped_tables_have_days_and_a_location_without_slices_has_none(sho
     days = graph.get(KEY).partitions_def
     assert days is not None and days.get_first_partition_key() == "2013-01-01"
     assert made.resolve_job_def(JOB)
-
-
-class Lacking:
-    """Stands in for the days that lack late records."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *days: LateDay) -> None:
-        self.days = list(days)
-        monkeypatch.setattr(late, "late_days", lambda *_: self.days)
-
-
-def lacking(day: date, *, closed: bool = True) -> LateDay:
-    at = datetime(2013, 11, 2, 9, tzinfo=UTC)
-    return LateDay(day, 3, at, at, closed)
-
-
-def test_the_schedule_of_late_records_asks_for_ranges_of_closed_days_unless_a_run_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = replace(airport_hours, sinks={"airport_hours": replace(HOURS, late_rows="keep")})
-    days = [lacking(date(2012, 12, 31)), *(lacking(date(2013, 11, day)) for day in (2, 3, 5))]
-    Lacking(monkeypatch, *days, lacking(date(2013, 11, 6), closed=False))
-    rebuild = Rebuilds()
-    defs = definitions_of(settings(tmp_path), [sliceable(kept), sliceable(flights_clean)], rebuild)
-    schedule = defs.resolve_schedule_def(LATE)
-    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    with dg.instance_for_test() as instance:
-        context = dg.build_schedule_context(
-            instance=instance,
-            repository_def=defs.get_repository_def(),
-            scheduled_execution_time=datetime(2013, 11, 14, 12, 15, tzinfo=UTC),
-        )
-        asked = schedule.evaluate_tick(context).run_requests or []
-        for request in asked:
-            defs.resolve_job_def(JOB).execute_in_process(
-                instance=instance, asset_selection=request.asset_selection, tags=dict(request.tags)
-            )
-        assert rebuild.asked == [
-            ("airport_hours", "2013-11-02", "2013-11-04"),
-            ("airport_hours", "2013-11-05", "2013-11-06"),
-        ], "of the days from the first one that Dagster offers"
-        instance.create_run_for_job(defs.resolve_job_def(JOB), status=dg.DagsterRunStatus.STARTED)
-        busy = schedule.evaluate_tick(context)
-        assert not busy.run_requests and busy.skip_message == f"job {JOB} still rebuilds slices"
-
-
-def test_the_check_of_late_records_is_yellow_while_days_lack_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = replace(airport_hours, sinks={"airport_hours": replace(HOURS, late_rows="keep")})
-    made = Lacking(monkeypatch, lacking(date(2013, 11, 2)), lacking(date(2013, 11, 6), closed=False))
-    verdict = late_verdict(settings(tmp_path), sliceable(kept))
-    assert not verdict.passed and verdict.severity is dg.AssetCheckSeverity.WARN
-    assert "2 days of airport_hours from 2013-11-02 to 2013-11-06" in verdict.text
-    assert "recourse late rebuild airport_hours" in verdict.text
-    assert (verdict.figures["days_to_rebuild"].value, verdict.figures["late_records"].value) == (1, 6)
-    made.days.clear()
-    assert late_verdict(settings(tmp_path), sliceable(kept)).passed
-    defs = definitions_of(settings(tmp_path), [sliceable(kept), sliceable(flights_clean)])
-    keys = {key for check in defs.asset_checks or [] for key in check.check_keys}
-    assert keys == {dg.AssetCheckKey(dg.AssetKey(["airport_hours"]), LATE_CHECK)}
-    assert not definitions_of(settings(tmp_path), [sliceable(airport_hours)]).asset_checks

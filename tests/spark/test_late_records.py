@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -42,7 +43,7 @@ def of_windows(*of: str, sink: DeltaTable = HOURS, source: KafkaTopic = EVENTS) 
 
 def send(test: StreamTest, *at: datetime, amount: int = 1) -> None:
     for each in at:
-        test.send({"at": f"{each:%Y-%m-%dT%H:%M:%S.%fZ}", "key": "a", "amount": amount}, key="k")
+        test.send({"at": each, "key": "a", "amount": amount}, key="k")
 
 
 def kept(test: StreamTest) -> list[tuple[int, datetime, list[date]]]:
@@ -122,9 +123,22 @@ def first_of_each(events: DataFrame) -> DataFrame:
     return events.dropDuplicatesWithinWatermark(["key"]).select(F.col("at").alias("begin"), "key")
 
 
+def counted_by_function(events: DataFrame) -> DataFrame:
+    def count(key: Any, rows: Any, state: Any) -> Any:
+        yield pd.DataFrame({"begin": [NOON], "key": [key[0]]})
+
+    of_key = events.groupBy("key")
+    return of_key.applyInPandasWithState(count, "begin timestamp, key string", "n long", "update", "NoTimeout")
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(without_windows, "no windows of the event time"), (sessions, "session windows"), (first_of_each, "Deduplicate")],
+    [
+        (without_windows, "no windows of the event time"),
+        (sessions, "session windows"),
+        (first_of_each, "Deduplicate"),
+        (counted_by_function, "FlatMapGroupsInPandasWithState"),
+    ],
 )
 def test_a_function_whose_slices_cannot_be_rebuilt_keeps_no_late_records(
     stream_test: Make, function: Any, words: str

@@ -23,15 +23,15 @@ def life(tmp_path: Path, declare: Declare) -> LateDays:
 def test_days_that_lack_late_records_are_listed_and_those_that_are_open_wait(life: LateDays, run: Run) -> None:
     life.keep(2, (60, [1]), (61, [1, 3]))
     listed = run.json("late", "list", "days")
-    assert [(each["table"], each["day"], each["records"], each["closed"]) for each in listed] == [
-        ("days", "2013-03-02", 2, True),
-        ("days", "2013-03-04", 1, False),
+    assert [(each["table"], each["day"], each["records"], each["state"]) for each in listed] == [
+        ("days", "2013-03-02", 2, "to rebuild"),
+        ("days", "2013-03-04", 1, "open"),
     ]
     assert "to rebuild" in run("late", "list").out
     life.slice("a", 1, 2, end=62)
     [report] = run.json("late", "rebuild", "days")
     assert not report["slices"] and [each["day"] for each in report["left"]] == ["2013-03-04"]
-    assert "0 to rebuild, 1 open" in run("late", "rebuild", "days").err, "no broker is needed for an open day"
+    assert "0 to rebuild, 1 open, 0 lost" in run("late", "rebuild", "days").err, "no broker is needed for an open day"
 
 
 def test_a_table_that_keeps_none_is_refused_before_a_broker_is_looked_for(life: LateDays, run: Run) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from reprocessing.slices.late import LateDay, kept_late, late_days, ranges
+from reprocessing.slices import late as late_module
+from reprocessing.slices.late import LateDay, kept_late, late_days, ranges, rebuild_late
+from reprocessing.slices.late import State as DayState
+from reprocessing.slices.rebuild import OffsetsSkipped, Tools
 from streaming_jobs.declare.slices import Slices
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import sliceable
@@ -85,11 +88,12 @@ def life(tmp_path: Path) -> LateDays:
 
 def test_a_day_is_named_with_its_records_and_whether_it_can_be_rebuilt(life: LateDays) -> None:
     first, second, open_day = late_days(life.settings, sliceable(life.stream))
-    assert first == LateDay(day(1), 2, of_day(1, 9), of_day(1, 9), closed=True)
+    assert first == LateDay(day(1), 2, of_day(1, 9), of_day(1, 9), "to rebuild")
     assert (second.day, second.records, second.first, second.last) == (day(2), 2, of_day(1, 9), of_day(2, 9))
-    assert (open_day.day, open_day.closed) == (day(4), True), "the watermark is at its end"
+    assert (open_day.day, open_day.state) == (day(4), "to rebuild"), "the watermark is at its end"
     reaching = replace(life.stream, sinks=declared(Slices("at", reach="1 second"), late_rows="keep").sinks)
-    assert [each.closed for each in late_days(life.settings, sliceable(reaching))] == [True, True, False]
+    states = [each.state for each in late_days(life.settings, sliceable(reaching))]
+    assert states == ["to rebuild", "to rebuild", "open"]
 
 
 def test_a_day_is_complete_once_a_slice_has_read_its_late_records(life: LateDays) -> None:
@@ -142,13 +146,56 @@ def test_a_stream_that_has_kept_none_lacks_none(tmp_path: Path) -> None:
 
 
 def test_a_run_takes_the_first_closed_days_as_ranges() -> None:
-    def known(number: int, *, closed: bool = True) -> LateDay:
-        return LateDay(day(number), 1, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), closed)
+    def known(number: int, state: DayState = "to rebuild") -> LateDay:
+        return LateDay(day(number), 1, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), state)
 
-    days = [known(1), known(2), known(4), known(5, closed=False), known(6), known(7)]
+    days = [known(0, "lost"), known(1), known(2), known(4), known(5, "open"), known(6), known(7)]
     assert ranges(days) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(7))]
     assert ranges(days, 4) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(6))]
-    assert ranges([known(5, closed=False)]) == ranges([]) == []
+    assert ranges([known(5, "open")]) == ranges([]) == []
+
+
+class Rebuilds:
+    """Rebuilds ranges of days that begin on a day or later; earlier ones are refused."""
+
+    def __init__(self, life: LateDays, since: int, error: RecourseError) -> None:
+        self.life, self.since, self.error, self.asked = life, day(since), error, list[tuple[str, str]]()
+
+    def __call__(self, _: Tools, __: object, begin: str, end: str) -> str:
+        if date.fromisoformat(begin) < self.since:
+            raise self.error
+        self.asked.append((begin, end))
+        first, to = ((date.fromisoformat(each) - day(0)).days for each in (begin, end))
+        self.life.slice(begin, first, to, end=10_000)
+        return begin
+
+
+@pytest.mark.parametrize("gone", [OffsetsLost("they are gone"), OffsetsSkipped("they were skipped")])
+def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: RecourseError
+) -> None:
+    life = LateDays.of(tmp_path, 12, declared(late_rows="keep"))
+    assert isinstance(life, LateDays)
+    life.keep(11, *((200 + number, [number]) for number in range(9)))
+    rebuilds, said = Rebuilds(life, 3, gone), list[str]()
+    monkeypatch.setattr(late_module, "rebuild", rebuilds)
+    tools = Tools(life.settings, None, "", None, said.append)  # type: ignore[arg-type]
+    report = rebuild_late(tools, sliceable(life.stream))
+    assert report.days("lost") == [day(0), day(1), day(2)] and len(report.left) == 3
+    assert report.left[0].why == gone.found and len(said) == 3
+    rebuilt = sorted(number for begin, end in rebuilds.asked for number in range(int(begin[-2:]), int(end[-2:])))
+    assert rebuilt == [4, 5, 6, 7, 8, 9], "March 4 to 9, each once"
+    rebuilds.asked.clear()
+    assert not rebuild_late(tools, sliceable(life.stream)).slices, "lost days are not tried again"
+    life.slice("z", 0, 1, end=10_000)
+    assert rebuild_late(tools, sliceable(life.stream)).days("lost") == [day(1), day(2)], "a person has rebuilt a day"
+
+
+def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
+    with pytest.raises(LeaseBusy):
+        rebuild_late(Tools(life.settings, None, "", None), sliceable(life.stream))  # type: ignore[arg-type]
+    assert all(each.state == "to rebuild" for each in late_days(life.settings, sliceable(life.stream)))
 
 
 def test_a_table_that_keeps_no_late_records_is_refused_by_name() -> None:
