@@ -122,6 +122,8 @@ def test_part_of_a_day_and_another_table_complete_no_day(life: LateDays) -> None
     assert asked is not None and 1 not in life.lacking
     life.requests.end(replace(asked, end=asked.end - 1))
     assert life.lacking == {1: 2, 2: 2, 4: 1}
+    life.requests.end(replace(asked, begin=asked.begin + 1))
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
     life.requests.end(replace(asked, table="nights"))
     assert life.lacking == {1: 2, 2: 2, 4: 1}
 
@@ -189,6 +191,9 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
     assert not rebuild_late(tools, sliceable(life.stream)).slices, "lost days are not tried again"
     life.slice("z", 0, 1, end=10_000)
     assert rebuild_late(tools, sliceable(life.stream)).days("lost") == [day(1), day(2)], "a person has rebuilt a day"
+    life.keep(12, (20_000, [0]))
+    states = [each.state for each in late_days(life.settings, sliceable(life.stream))]
+    assert states == ["to rebuild", "lost", "lost"], "a record that came after that"
 
 
 def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
