@@ -187,7 +187,8 @@ def test_all_flights_shuffled_by_30_days_with_a_lateness_of_a_minute_equal_a_bat
     made.topics.create(topic, 4)
     flights = departures()
     late = np.random.default_rng(29).random(len(flights)) * 30
-    order = np.argsort(flights["departs_at"].astype("datetime64[ms, UTC]").astype("int64") + late * 86_400_000)
+    departed = flights["departs_at"].astype("datetime64[ms, UTC]").astype("int64").to_numpy()
+    order = np.argsort(departed + late * 86_400_000)
     producer = Producer({"bootstrap.servers": made.bootstrap, "enable.idempotence": True, "linger.ms": 50})
     sent = records_of(flights.iloc[order])
     for key, value in zip(sent.keys, sent.values, strict=True):
