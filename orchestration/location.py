@@ -25,6 +25,7 @@ from orchestration.sessions.health import HealthChecks
 from orchestration.sessions.retention import Owned
 from orchestration.sessions.supervisor import Command
 from orchestration.slices import definitions as slices
+from orchestration.slices import late
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.runtime.session_options import session_command
@@ -110,6 +111,7 @@ def location(
         preview.definitions(topology, settings, bundle, origin=origin, executor=executor),
         recoveries.definitions(settings, tables, bundle, origin=origin, executor=executor),
         slices.definitions(settings, topology, executor),
+        late.definitions(settings, topology, bundle, executor),
         redrives.definitions(settings, topology, bundle, executor),
         sensors.definitions(topology, settings),
     )

@@ -26,8 +26,8 @@ from streaming_jobs.text.spelling import instead
 MOST = 10_000
 """Rows at most."""
 _TIMES = ("timestamp", "timestamp_ntz", "date")
-_OWN_ORDERS = (["_generation", "_batch"], [DELETED_AT_COLUMN], ["timestamp", "offset"])
-"""Columns of a quarantine, of remembered deletes and of dead letters that say which rows are newest."""
+_OWN_ORDERS = (["_generation", "_batch"], [DELETED_AT_COLUMN], ["timestamp", "offset"], ["generation", "batch"])
+"""Columns of a quarantine, remembered deletes, dead letters and late records that say which rows are newest."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from reprocessing.plan.journal import journal_of
 from reprocessing.sample import sample
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import UsageError
-from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, Txn, taken_out
+from streaming_jobs.ledger.entry import DROPPED, LATE, QUARANTINED, Txn, taken_out
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.platform.delta_log import changes_rows, read_kept_commit
 from streaming_jobs.preflight.snapshot import ledger_file
@@ -203,7 +203,7 @@ def places(settings: Settings, topology: Topology, table: str, where: str, most:
     stream = next((each for each in topology.streams.values() if table in each.table_names), None)
     rows = sample(settings, topology, table, rows=most, where=where).rows
     assert stream is not None, "sample refuses a table that no stream writes"
-    if table == stream.dead_letters:
+    if table in (stream.dead_letters, *stream.late_tables.values()):
         return _once(Records(r["topic"], r["partition"], r["offset"], r["offset"] + 1) for r in rows)
     columns = place_columns(settings, stream).get(table)
     if columns is None:
@@ -304,7 +304,7 @@ def place_columns(settings: Settings, stream: Stream) -> dict[str, tuple[str, st
 
 
 def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: TracedBatch) -> TracedBatch:
-    """The batch with the rows of the record in each table whose rows have the record's place, and its dead letters."""
+    """The batch with the rows of the record in each table whose rows have its place, its dead letters and late rows."""
     if not batch.present:
         return batch
     conditions = {
@@ -319,6 +319,7 @@ def _with_rows(settings: Settings, topology: Topology, stream: Stream, batch: Tr
     }
     letter = f"topic = '{batch.read.name}' AND partition = {batch.read.partition} AND \"offset\" = {batch.read.first}"
     letters = {stream.dead_letters: letter} if batch.rows.get("dead_letters") else {}
+    letters |= {kept: letter for table, kept in stream.late_tables.items() if batch.rows.get(f"{LATE}{table}")}
     made = {
         table: sample(settings, topology, table, rows=_ROWS, where=where).rows
         for table, where in (conditions | quarantines | letters).items()

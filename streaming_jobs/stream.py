@@ -18,15 +18,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from streaming_jobs.declare.error_policy import DEFAULT_POLICY, ErrorPolicy
 from streaming_jobs.declare.lookup import Lookup, checked_lookups
-from streaming_jobs.declare.names import checked_name, checked_names, checked_parts, checked_schema
+from streaming_jobs.declare.names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
 from streaming_jobs.declare.postgres_table import PostgresTable, checked_postgres_tables
 from streaming_jobs.declare.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.declare.slices import Slices, check_slices
-from streaming_jobs.declare.table import DELETES, DeclaredTable, Emit, Mode, check_options, is_declared_table
+from streaming_jobs.declare.table import (
+    DELETES,
+    LATE,
+    DeclaredTable,
+    Emit,
+    LateRows,
+    Mode,
+    check_options,
+    is_declared_table,
+)
 from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import MAX_AHEAD, KafkaTopic
 from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks
@@ -61,7 +70,8 @@ class DeltaTable:
     can be rebuilt alone (`slices.py`). `emit` says when an operator with state emits: `update`, at each change of a
     result, is the default with keys and needs them; `close`, once the watermark has closed it, is the other default.
     `fresh_within`, such as "5 minutes", is the freshness objective: the age that the newest committed rows may reach
-    before the stream's health names the table.
+    before the stream's health names the table. With `late_rows="keep"`, records that come too late for their window are
+    kept in `<table>_late`, and `recourse late` rebuilds the slices that lack them; "count" only counts them.
     """
 
     name: str
@@ -76,6 +86,7 @@ class DeltaTable:
     slices: Slices | None = None
     emit: Emit | None = None
     fresh_within: str | None = None
+    late_rows: LateRows = "count"
 
     def __post_init__(self) -> None:
         checked_name("table", self.name)
@@ -84,6 +95,12 @@ class DeltaTable:
         for option in ("keys", "order_by", "partition_by", "owners"):
             object.__setattr__(self, option, checked_names(f"table {self.name}", option, getattr(self, option)))
         check_options(self)
+        checked_choice(f"table {self.name}", "late_rows", self.late_rows, get_args(LateRows))
+        if self.late_rows == "keep" and self.slices is None:
+            raise UsageError(
+                f"table {self.name}: late_rows='keep' keeps records for a rebuild of their slices, and it has none",
+                "declare slices=Slices(column, reach=...), for windows of event time; or write late_rows='count'",
+            )
 
     @property
     def mode(self) -> Mode:
@@ -159,7 +176,8 @@ class Stream:
             raise UsageError(f"stream {self.name} reads a topic or table twice: {names}", "declare it once")
         object.__setattr__(self, "rules", rules_by_sink(self.name, self.rules, self.sinks))
         self._check_errors()
-        for name in self.quarantines.values():
+        self._check_late()
+        for name in (*self.quarantines.values(), *self.late_tables.values()):
             checked_name("table", name)
         if len(set(self.table_names)) < len(self.table_names):
             raise UsageError(f"stream {self.name} names a table twice: {list(self.table_names)}")
@@ -176,6 +194,17 @@ class Stream:
                 f"stream {self.name} reads table {self.tables_read[0].name}, and errors has "
                 f"function='{self.errors.function}': only records of topics have an offset by which they are set aside",
                 "let the function return null where it would raise (try_cast, try_divide), with a rule on the column",
+            )
+
+    def _check_late(self) -> None:
+        if not self.late_tables:
+            return
+        table, untimed = next(iter(self.late_tables)), [s.name for s in self.sources.values() if s.event_time is None]
+        if untimed or len(self.sources) > 1 or self.tables_read or self.lookups:
+            raise UsageError(
+                f"stream {self.name}: late_rows='keep' of table {table} needs one source, a topic with event_time and "
+                "lateness, and no lookups: only of such a stream a slice can be rebuilt",
+                f"declare event_time and lateness of {untimed[0]}" if untimed else "write late_rows='count'",
             )
 
     def _separate_sinks(self) -> None:
@@ -258,12 +287,19 @@ class Stream:
         return {name: f"{name}{_QUARANTINE}" for name in names if self.rules_of(name).quarantines}
 
     @property
+    def late_tables(self) -> Mapping[str, str]:
+        """The tables whose late records are kept -> the tables of these records."""
+        kept = (sink.name for sink in self.sinks.values() if getattr(sink, "late_rows", "count") == "keep")
+        return {name: f"{name}{LATE}" for name in kept}
+
+    @property
     def table_names(self) -> tuple[str, ...]:
-        """Every table that it writes: its sinks, their remembered deletes and quarantines, its dead letters."""
+        """Every table that it writes: its sinks, what is kept or set aside beside each of them, its dead letters."""
         return (
             *(sink.name for sink in self.sinks.values()),
             *(table.name for table in self.deletes),
             *self.quarantines.values(),
+            *self.late_tables.values(),
             self.dead_letters,
         )
 

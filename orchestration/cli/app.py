@@ -23,6 +23,7 @@ from orchestration.cli import (
     init,
     inspect,
     jobs,
+    late,
     lineage,
     mcp_server,
     metrics,
@@ -119,6 +120,7 @@ streams.app.command("restart", short_help="Stop streams at a batch border and st
 app.add_typer(streams.app, name="streams")
 app.add_typer(recover.app, name="recover")
 app.add_typer(slices.app, name="slices")
+app.add_typer(late.app, name="late")
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(deadletters.quarantine_app, name="quarantine")
 app.add_typer(savepoints.app, name="savepoints")

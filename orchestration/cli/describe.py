@@ -85,6 +85,7 @@ def _description(stream: Stream) -> dict[str, Any]:
                     for rule in stream.rules_of(table.name).rules
                 ],
                 "quarantine": stream.quarantines.get(table.name),
+                "late": stream.late_tables.get(table.name),
             }
             for table in stream.sinks.values()
         ],

@@ -54,8 +54,8 @@ def rebuild(
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command
     from orchestration.slices.runner import rebuild_slice
-    from reprocessing.plan.sliceable import sliceable
     from reprocessing.slices.rebuild import Waits
+    from streaming_jobs.runtime.sliceable import sliceable
     from streaming_jobs.text.durations import parse_duration
 
     call = invocation(context)
@@ -82,7 +82,7 @@ def rebuild(
             waits=waits,
             tell=say,
         )
-    show(output, as_json(report), lambda: _print(report))
+    show(output, as_json(report), lambda: print_report(report))
 
 
 @app.command("list", short_help="Print the slices that were rebuilt.")
@@ -129,7 +129,7 @@ def as_json(report: SliceReport) -> dict[str, Any]:
     }
 
 
-def _print(report: SliceReport) -> None:
+def print_report(report: SliceReport) -> None:
     from reprocessing.replay.words import row_words
 
     figures = [[name.replace("_", " "), number(count)] for name, count in report.figures.items()]

@@ -95,11 +95,11 @@ def unassigned_assets(topology: Topology, settings: Settings, known: Iterable[Se
 
 
 def table_assets(stream: Stream, settings: Settings, group: str) -> list[dg.AssetSpec]:
-    """The stream's tables; quarantines and dead letters come last, in a separate group."""
-    from streaming_jobs.sinks.tables import dead_letters, quarantines, store_of
+    """The stream's tables; quarantines, late records and dead letters come last, in a separate group."""
+    from streaming_jobs.sinks.tables import dead_letters, late_tables, quarantines, store_of
 
     letters = dead_letters(stream)
-    beside = [*quarantines(stream).values(), letters]
+    beside = [*quarantines(stream).values(), *late_tables(stream).values(), letters]
     group = named(settings.dagster, group)
     shown = {letters.name: f"Records that stream {stream.name} could not decode, with the reason."}
     return [
@@ -128,7 +128,7 @@ def table_keys(topology: Topology, settings: Settings) -> dict[str, list[dg.Asse
     return {
         stream.name: [
             *(key(sink.name) for sink in stream.sinks.values()),
-            *(key(name) for name in (*stream.quarantines.values(), stream.dead_letters)),
+            *map(key, (*stream.quarantines.values(), *stream.late_tables.values(), stream.dead_letters)),
         ]
         for stream in topology.streams.values()
     }

@@ -3,6 +3,7 @@
     asset `slices/<table>`          a day is materialised when it was rebuilt; its deps name the table
     job `reprocess_slices`          all of them; a backfill of a range of days is one run (BackfillPolicy.single_run)
     schedule `reprocess_slices`     each noon (UTC) the newest day that the stream has closed; off at first
+    `late.py`                       the days that lack late records: their job, schedule and check
 
 A day is one of the table's own calendar (`Slices.zone`), so one set of partitions is enough for all time zones.
 
@@ -19,9 +20,9 @@ import dagster as dg
 from orchestration.sessions.child_run import session_executor
 from orchestration.sessions.names import asset_key, named, table_key
 from orchestration.sessions.ownership import claim, job_tags
-from reprocessing.plan.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PermanentError, RecourseError, UsageError
+from streaming_jobs.runtime.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.settings import Settings
 
 if TYPE_CHECKING:  # the code location is loaded often, and needs nothing of a rebuild

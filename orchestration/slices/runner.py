@@ -1,12 +1,13 @@
-"""One rebuild of a slice with a Spark session of its own, which starts only after all refusals."""
+"""Rebuilds of slices with a Spark session of their own, which starts only after all refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from reprocessing.plan.sliceable import sliceable
+from reprocessing.slices.late import LateReport, rebuild_late
 from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
 from streaming_jobs.platform.runtime import spark_on_demand
+from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.stream import Stream
@@ -30,3 +31,19 @@ def rebuild_slice(
     with spark_on_demand(settings, f"slice-{stream.name}") as spark:
         tools = Tools(settings, topics, bootstrap, spark, tell, waits or Waits(), despite_accepted)
         return rebuild(tools, sliceable(stream, table), begin, end, dry_run=dry_run)
+
+
+def rebuild_late_days(
+    settings: Settings,
+    bootstrap: str,
+    tables: Sequence[Sliceable],
+    *,
+    most: int,
+    waits: Waits,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[LateReport]:
+    """Rebuild the closed days of tables of one stream that lack late records, of each table at most so many."""
+    topics = Topics.of(settings.kafka, bootstrap)
+    with spark_on_demand(settings, f"late-{tables[0].stream.name}") as spark:
+        tools = Tools(settings, topics, bootstrap, spark, tell, waits)
+        return [rebuild_late(tools, made, most=most) for made in tables]

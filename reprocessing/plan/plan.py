@@ -26,7 +26,7 @@ class SawTable:
     """A table at planning: its id, version, live files and bytes, and the mode in which the stream writes it."""
 
     name: str
-    role: Literal["primary", "secondary", "deletes", "quarantine"]
+    role: Literal["primary", "secondary", "deletes", "quarantine", "late"]
     table_id: str
     version: int
     files: int

@@ -31,7 +31,6 @@ from datetime import UTC, datetime, timedelta
 
 from reprocessing.plan.history import CommittedBatch, has_present_rows, in_lineage
 from reprocessing.plan.plan import BEFORE_ALL, Base, StreamRecoveryPlan, Until
-from reprocessing.plan.sliceable import sliceable, tables_with_slices
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import (
     Resolved,
@@ -49,6 +48,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetBounds, TopicOffsets, first_after
 from streaming_jobs.preflight.snapshot import TopicSnapshot
 from streaming_jobs.runtime import output_plans
+from streaming_jobs.runtime.sliceable import sliceable, tables_with_slices
 from streaming_jobs.runtime.spark_plan import not_row_by_row
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of

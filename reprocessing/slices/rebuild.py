@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from reprocessing.plan.history import in_lineage
 from reprocessing.plan.journal import refuse_under_way
-from reprocessing.plan.sliceable import Sliceable, check_plan
 from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.replay.difference import Difference, compare
 from streaming_jobs.declare.slices import COLUMN_TYPES, SliceRange, slice_range
@@ -35,6 +34,7 @@ from streaming_jobs.preflight.truncated_files import repair
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.slice_commits import carry_out
+from streaming_jobs.runtime.sliceable import Sliceable, check_plan
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.sliced import Rebuilt, StagedSlice, sliced
 from streaming_jobs.sinks.stored import StoredTable, newest
@@ -42,6 +42,7 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.state import stream_record
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.lease import take
 from streaming_jobs.state.set_aside import of_letters
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
@@ -64,6 +65,10 @@ _MARGIN = 60.0
 
 class SliceOpen(TransientError):
     """The stream has not closed the slice yet, and will still write rows of it."""
+
+
+class OffsetsSkipped(PreflightRefused):
+    """A recovery of the stream has skipped records that the slice would be made from."""
 
 
 @dataclass(frozen=True)
@@ -158,16 +163,25 @@ def newest_entry(table: StoredTable, record: StreamRecord) -> LedgerEntry | None
     return entry
 
 
+def passed_watermark(settings: Settings, record: StreamRecord) -> datetime:
+    """The watermark of the last batch that Spark has committed: slices before it are closed."""
+    checkpoint = StreamFolder.of(settings, record.stream).checkpoint(record.generation)
+    return _watermark_of(checkpoint, checkpoint.last_committed)
+
+
+def _watermark_of(checkpoint: Checkpoint, batch: int | None) -> datetime:
+    ms = 0 if batch is None else int(checkpoint.metadata(batch).get("batchWatermarkMs", 0))
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+
+
 def _refuse_open(
     settings: Settings, made: Sliceable, record: StreamRecord, entry: LedgerEntry, chosen: SliceRange
 ) -> None:
     """Raise SliceOpen if a window of the slice may still be open: the watermark has to be past its last window."""
     checkpoint = StreamFolder.of(settings, made.stream.name).checkpoint(record.generation)
-    passed = datetime(1970, 1, 1, tzinfo=UTC)
     # The generation of a recovery that skipped ahead has no plan of its first position.
     batch = entry.batch if entry.kind == "batch" else checkpoint.last_committed
-    if batch is not None:
-        passed += timedelta(milliseconds=int(checkpoint.metadata(batch).get("batchWatermarkMs", 0)))
+    passed = _watermark_of(checkpoint, batch)
     if passed < chosen.end + made.slices.distance:
         raise SliceOpen(
             f"the slice {chosen.words} of table {made.table.name} is still open: the watermark of stream "
@@ -198,7 +212,7 @@ def _offsets(
         begun, earliest = bound.start.get(partition, 0), held.earliest.get(partition, 0)
         first = found.get(partition, begun)
         if restarted and first < begun:
-            raise PreflightRefused(
+            raise OffsetsSkipped(
                 f"a recovery of stream {stream} has begun anew at offset {begun} of topic {name}, partition "
                 f"{partition}, and the slice needs offset {first}",
                 "rebuild a slice of later records, or the whole table",
@@ -228,11 +242,31 @@ def _refuse_void(record: StreamRecord, topic: str, start: Mapping[int, int], end
         if void["topic"] != topic or partition not in end:
             continue
         if int(void["from"]) < end[partition] and int(void["to"]) > start[partition]:
-            raise PreflightRefused(
+            raise OffsetsSkipped(
                 f"a recovery of stream {record.stream} has skipped offsets {void['from']} to {int(void['to']) - 1} of "
                 f"topic {topic}, partition {partition}, which the slice would be made from",
                 "rebuild a slice of other records, or the whole table with a recovery that reads them",
             )
+
+
+def note_lost(settings: Settings, made: Sliceable, day: str, why: str) -> None:
+    """Keep as an outcome that the slice of a day cannot be rebuilt, since records that it needs are gone."""
+    record = stream_record.load(settings, made.stream.name)
+    assert record is not None, "a stream without one is refused before"
+    chosen, name = slice_range(made.slices, "timestamp", day, None), _name(made, 0)
+    entry = LedgerEntry("slice", made.stream.name, made.table.name, record.generation, -1, plan=name, note=chosen.words)
+    lost = SliceCommitRequest(
+        id=name,
+        stream=made.stream.name,
+        table=made.table.name,
+        entry=entry.encode(),
+        change={},
+        expires=0.0,
+        summary={"slice": chosen.words},
+        begin=chosen.begin.timestamp(),
+        end=chosen.end.timestamp(),
+    )
+    SliceRequests.of(settings, made.stream.name).end(lost.ended("failed", reason=why))
 
 
 def entry_of(base: SliceBase, name: str, chosen: SliceRange, code: CodeVersion, rows: Mapping[str, int]) -> LedgerEntry:
@@ -384,7 +418,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     rebuilt = _compute(at, staged)
     with local_scratch(staged.folder) as scratch:
         difference = compare(at.made.table.name, staged.before(), staged.after(), (), scratch / "compared")
-    if dry_run or not (difference.only_old or difference.only_new):
+    if dry_run:
         return at.report(nothing_committed(difference, dry_run), None, rebuilt, difference)
     rows = {"before": difference.old_rows, "after": difference.new_rows}
     code = loaded_code(at.made.stream, at.tools.settings.flows)
@@ -394,10 +428,16 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
         stream=at.made.stream.name,
         table=at.made.table.name,
         entry=entry.encode(),
-        change=staged.change(),
+        change={},
         expires=time.time() + at.tools.waits.commit + _MARGIN,
         summary={"slice": at.chosen.words, **rows, "gone": difference.only_old, "came": difference.only_new},
+        begin=at.chosen.begin.timestamp(),
+        end=at.chosen.end.timestamp(),
     )
+    if not (difference.only_old or difference.only_new):
+        at.requests.end(request.ended("unchanged"))  # the table has the records, those that were late included
+        return at.report(nothing_committed(difference, dry_run), None, rebuilt, difference)
+    request = replace(request, change=staged.change())
     crash_point("slice_staged", request.stream, 0)
     at.requests.ask(request)
     crash_point("slice_asked", request.stream, 0)

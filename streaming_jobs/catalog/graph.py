@@ -33,7 +33,7 @@ Edge = tuple[Node, Node]
 class Graph:
     """Nodes and edges without a cycle; both in order of the streams that they belong to.
 
-    Dead letters, quarantines and remembered deletes are not nodes: no stream reads them.
+    Dead letters, quarantines, late records and remembered deletes are not nodes: no stream reads them.
     """
 
     nodes: tuple[Node, ...]
@@ -146,6 +146,7 @@ def _block(stream: Stream, graph: Graph) -> str:
         lines.append(f"  -> PostgreSQL table {database.name} (secondary, {database.mode}{keys}{emit})")
     lines += [f"  -> table {table.name} (remembered deletes)" for table in stream.deletes]
     lines += [f"  -> table {name} (rows of {table} that rules set aside)" for table, name in stream.quarantines.items()]
+    lines += [f"  -> table {name} (late records of {table})" for table, name in stream.late_tables.items()]
     lines.append(f"  -> table {stream.dead_letters} (dead letters)")
     return "\n".join(lines) + "\n"
 

@@ -36,6 +36,12 @@ Spark calls these the output modes update and append.
 DELETES = "_deletes"
 """Ends the name of a table that remembers the deletes of another."""
 
+LateRows = Literal["keep", "count"]
+"""What becomes of records that come too late for a window of a table: kept in a table beside it, or only counted."""
+
+LATE = "_late"
+"""Ends the name of a table that keeps the late records of another."""
+
 
 class DeclaredTable(Protocol):
     """A sink as it was declared, with the options of `DeltaTable`."""

@@ -109,6 +109,8 @@ READ = "read"
 """The name under which an entry counts the rows that it read from tables, records from topics included."""
 DROPPED, QUARANTINED = "dropped:", "quarantined:"
 """Prefixes of a table's name, under which an entry counts the rows that row rules, or the error policy, removed."""
+LATE = "late:"
+"""Prefix of a table's name, under which an entry counts the late records that are kept for it."""
 
 
 def taken_out(rows: Mapping[str, int], how: str) -> int:
@@ -128,7 +130,8 @@ class LedgerEntry:
     """One commit's entry. `rows`: name -> number of rows written; `txns`: other sink -> its transaction version.
 
     `rows` of a batch's primary table: `written` are its own, `dead_letters`, `late`, and by name those of other tables;
-    `quarantined:<table>` and `dropped:<table>` were taken out by row rules, or dropped by the error policy; `read`
+    `quarantined:<table>` and `dropped:<table>` were taken out by row rules, or dropped by the error policy;
+    `late:<table>` are the late records that are kept for a table, which `late` has as well; `read`
     counts the rows that were read, if offsets are the versions of a table. `rules`: table -> rule -> rows that broke
     it. `new`, of a publish: the files that have only rows of records that no batch had read before; None if that is not
     known. `written`: where the batch lies in the topics that it wrote. `lookups`: the version of each table that the

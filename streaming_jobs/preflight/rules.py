@@ -11,7 +11,7 @@ The rules:
 4. No other writer has changed the rows of a table since our newest entry, unless a person accepted the change.
 5. The topics are exactly those that the stream began with, and they still have all records from the stream's
    position on. No recovery that left the stream out has declared void a record that the stream has read.
-6. The stream still has the tables that it began with; remembered deletes and quarantines may begin later.
+6. The stream still has the tables that it began with; remembered deletes, quarantines and late records may begin later.
 7. The topics that it writes are where the primary table says (`topic_rules.py`).
 """
 
@@ -32,6 +32,7 @@ _DECLARE_AGAIN = {
     "deletes": "declare order_by and delete_when of its sink again: they hold for the table's whole life",
     "quarantine": "declare a rule with on_fail='quarantine' for its table again; one that sets no row aside is "
     "Holds('true', on_fail='quarantine')",
+    "late": "declare late_rows='keep' of its sink again: the table has records that no slice may have yet",
 }
 
 

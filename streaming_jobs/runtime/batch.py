@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.errors import FunctionRaised, LedgerConflict
-from streaming_jobs.ledger.entry import DROPPED, READ, CodeVersion, LedgerEntry, Txn
+from streaming_jobs.ledger.entry import DROPPED, LATE, READ, CodeVersion, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import (
@@ -38,7 +38,7 @@ from streaming_jobs.runtime.output_frames import fitted_outputs, run
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.settings import StreamSettings
-from streaming_jobs.sinks.base import BatchOfRows, PendingWrite, Sink, SinkSet, Upkeep
+from streaming_jobs.sinks.base import BatchOfRows, Companion, PendingWrite, Sink, SinkSet, Upkeep
 from streaming_jobs.sources.base import Source
 from streaming_jobs.sources.planner import FIRST
 from streaming_jobs.state.checkpoint import CheckpointSync
@@ -48,6 +48,7 @@ from streaming_jobs.text import commands
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from streaming_jobs.runtime.late_records import LateRecords
     from streaming_jobs.sources.base import SourceCounts
     from streaming_jobs.table_sources.lookups import LookupFrames
 
@@ -181,6 +182,8 @@ class BatchPipeline:
     """What several outputs share that keep state or join: a batch's frame has its rows."""
     isolation: Isolation | None = None
     """Sets aside records on which the function raises, and counts failures against the error budget."""
+    late: Mapping[str, LateRecords] = field(default_factory=dict)
+    """What finds the late records of each table that keeps them."""
     lookups: LookupFrames | None = None
     """The tables that the function looks up, at one version per batch."""
     ends_when_quiet: bool = False
@@ -501,7 +504,9 @@ class BatchPipeline:
         for companion in self.sinks.companions:
             sink = companion.sink
             done, pending = self._done(sink, replace(entry, table=sink.name)), None
-            if companion.table in staged:
+            if companion.kind == "late":
+                pending = self._stage_late(spark, entry, companion, path, held) if done is None else None
+            elif companion.table in staged:
                 pending = next((write for write in staged[companion.table].before if write.name == sink.name), None)
                 if companion.kind == "quarantine":
                     refuse_other_rows(done, pending, entry)
@@ -517,24 +522,52 @@ class BatchPipeline:
         return {s.observation: observed(s.observation) for s in self.sources if self._read.get(s.name)}
 
     def _late(self, spark: SparkSession, entry: LedgerEntry) -> tuple[dict[str, int], int | None]:
-        """Records at or behind the watermark, counted when the stream's state dropped some; and the newest timestamp.
+        """Late records, if the stream's state dropped any, and the newest timestamp.
 
-        Spark's own figure counts result rows after partial aggregation, not records. So the range is read once more to
-        count the records, and only if that figure is not zero.
+        Spark's own figure counts result rows after partial aggregation, not records. So the range is read once more,
+        and only if that figure is not zero: to count the records at or behind the watermark, or to keep those that are
+        too late for a window.
         """
-        assert self.query is not None
         ranges = {r.topic: r for r in entry.offsets}
-        timed = [s for s in self.sources if s.lateness is not None]
-        seen = [(source, self._seen[source.observation]) for source in timed if source.observation in self._seen]
-        newest_record = max((o.newest for _, o in seen if o.newest is not None), default=None)
-        if not self.traits.stateful or not seen:
-            return {}, newest_record
-        with_records = [source for source, o in seen if o.newest is not None]
-        possible = with_records and int(self.files.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0))
-        if not possible or (watermark := self.query.dropped_behind()) is None:
-            return {}, newest_record
-        late = sum(source.late_records(spark, ranges[source.name], watermark) for source in with_records)
+        newest = [seen.newest for source in self._timed if (seen := self._seen[source.observation]).newest is not None]
+        newest_record = max(newest, default=None)
+        if self.late:
+            late = max((number for name, number in entry.rows.items() if name.startswith(LATE)), default=0)
+        elif (watermark := self._dropped_behind(entry)) is not None:
+            late = sum(source.late_records(spark, ranges[source.name], watermark) for source in self._timed)
+        else:
+            late = 0
         return ({"late": late} if late else {}), newest_record
+
+    @property
+    def _timed(self) -> list[Source]:
+        """The sources with a watermark and with good records in the batch."""
+        seen = [(each, self._seen.get(each.observation)) for each in self.sources if each.lateness is not None]
+        return [source for source, counts in seen if counts is not None and counts.newest is not None]
+
+    def _dropped_behind(self, entry: LedgerEntry) -> int | None:
+        """The watermark (ms) behind which the stream's state has dropped rows of the batch; None if it dropped none."""
+        assert self.query is not None
+        if not self.traits.stateful or not self._timed:
+            return None
+        if not int(self.files.checkpoint.metadata(entry.batch).get("batchWatermarkMs", 0)):
+            return None
+        return self.query.dropped_behind()
+
+    def _stage_late(
+        self, spark: SparkSession, entry: LedgerEntry, companion: Companion, path: Route, held: ExitStack
+    ) -> PendingWrite | None:
+        """The records of the batch that came too late for a window of a table; None if there are none."""
+        if (watermark := self._dropped_behind(entry)) is None:
+            return None
+        (offsets,) = entry.offsets
+        with self.files.attempts.watched(), fits_the_driver(self.settings, entry.batch):
+            rows = BatchOfRows(self.generation, entry.batch, path == "driver")
+            late = self.late[companion.table].prepared(spark, companion.sink, offsets, watermark, rows, held)
+        if late is not None:
+            held.callback(late.close)
+            self._writes.append(late)
+        return late
 
     def _stage_letters(
         self, spark: SparkSession, entry: LedgerEntry, failed: FailedRecords, path: Route, held: ExitStack

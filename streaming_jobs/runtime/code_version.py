@@ -221,7 +221,7 @@ _FORMER_MODULES = {
 """The module of each declared type, as the second scheme names it."""
 TypeName = Callable[[type], str]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_NO_CODE = frozenset({"name", "cluster", "description", "owners", "slices", "store", "fresh_within"})
+_NO_CODE = frozenset({"name", "cluster", "description", "owners", "slices", "store", "fresh_within", "late_rows"})
 """Options of a declaration that change no row; the name is said beside them. A store has rows of its own."""
 
 

@@ -15,6 +15,7 @@ from streaming_jobs.runtime.lag import Ends, LagClock
 from streaming_jobs.runtime.stream_queries import RunningQuery
 from streaming_jobs.state.checkpoint import state_skew
 from streaming_jobs.state.status import Status, Totals, broken_rules, late_rows, moment, update
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
@@ -164,9 +165,12 @@ class LiveStatus:
                 "own timestamp, so records on time are late: event times lie in the future (see max_ahead of the topic)"
             )
         if status.late_rows:
+            kept = "a longer lateness keeps them"
+            if pipeline is not None and pipeline.late:
+                kept = f"they are kept: {commands.late_days(status.stream)}"
             warnings["late"] = (
                 f"behind the watermark, in batches that dropped such rows: {counted(status.late_rows, 'record')} since "
-                "this session began; a longer lateness keeps them"
+                f"this session began; {kept}"
             )
         for kind, text in warnings.items():
             if kind not in self._warned:

@@ -30,6 +30,7 @@ from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchRepo
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.isolation import Isolation
+from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
 from streaming_jobs.runtime.shared_plan import SharedPlan
@@ -286,6 +287,7 @@ class QueryBuilder:
         outputs = self._outputs({**frames, **lookups})
         plan_traits = self._checked_traits(outputs)
         self._check_isolation(spark, sources, plan_traits, lookups)
+        late = self._late_records(spark, sources)
         record = self._bound(spark, record, snapshot, starts, outputs)
         check_external(self.stream, outputs)
         self._check_lease()  # opening them fences every other driver
@@ -318,7 +320,7 @@ class QueryBuilder:
             in_replay=self._is_replay,
         )
         pipeline = self._pipeline(record, sources, tables, sinks, plan_traits, handle, slices, isolation)
-        pipeline.lookups = None if pins is None else LookupFrames(lookups, pins)
+        pipeline.lookups, pipeline.late = None if pins is None else LookupFrames(lookups, pins), late
         checkpoint.point_to(pipeline.files.checkpoint.folder)
         if snapshot.checkpoint.planned is None:
             pipeline.files.checkpoint.begin_at(
@@ -367,6 +369,7 @@ class QueryBuilder:
         outputs = self._without_start(spark)
         plan_traits = self._checked_traits(outputs)
         self._check_isolation(spark, self._sources({}), plan_traits, self._lookups.frames(spark))
+        self._late_records(spark, self._sources({}))
         if len(outputs) > 1 and self._share(plan_traits):
             SharedPlan.of(self.stream.name, outputs)
         fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
@@ -458,6 +461,12 @@ class QueryBuilder:
         if self.stream.errors.function != "fail" and plan_traits.may_keep_state:
             records = {source.parameter: source.batch(spark, {}, {}) for source in sources}
             stateless_parts(self.stream, {**records, **lookups})
+
+    def _late_records(
+        self, spark: SparkSession, sources: Sequence[KafkaSource | TableSource]
+    ) -> dict[str, LateRecords]:
+        """What finds the late records of each table that keeps them; raises UsageError where none can."""
+        return {table: LateRecords.of(spark, self.stream, table, sources) for table in self.stream.late_tables}
 
     def _starts(self, record: StreamRecord, snapshot: StreamSnapshot) -> TopicOffsets:
         """The first offsets of each topic: from the record, or resolved from `start` if the record has none."""

@@ -120,6 +120,7 @@ _GROUPED_BY = re.compile(r"Aggregate \[(.*?)\], \[")
 _WINDOW = re.compile(r"\bwindow#\d+")
 _DEFINES_WINDOW = re.compile(r"named_struct\(start, .*? AS window#|Expand \[\[named_struct\(start, ")
 _WINDOW_LENGTH = re.compile(r"- \d+\) \+ (\d+)")
+_WINDOW_SLIDE = re.compile(r" - (-?\d+)\) % (\d+)\)")
 _TOPIC_READ = re.compile(r"RelationV2\[.*?\] +kafka-")
 _DECODED = "_record"
 _ALL_FIELDS = "spark.sql.debug.maxToStringFields"
@@ -270,17 +271,26 @@ def not_row_by_row(nodes: Iterable[str], sources: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class EventWindows:
+    """Windows of event time, in microseconds: one of each `length` begins `start` after every multiple of `slide`."""
+
+    length: int
+    slide: int
+    start: int
+
+
+@dataclass(frozen=True)
 class BatchPlanTraits:
     """The traits of a plan on batch frames that decide which records a row depends on.
 
-    `reads` counts reads of topics. `windows` are the lengths of the windows of event time in microseconds, None for a
-    length that the plan does not show. `others` names the operators whose rows may depend on any record.
+    `reads` counts reads of topics. `windows` has None for windows whose length the plan does not show. `others` names
+    the operators whose rows may depend on any record.
     """
 
     reads: int
     session_windows: bool
     unwindowed_aggregate: bool
-    windows: tuple[int | None, ...]
+    windows: tuple[EventWindows | None, ...]
     others: tuple[str, ...]
 
 
@@ -288,14 +298,21 @@ def batch_traits_of(plan: str) -> BatchPlanTraits:
     lines = plan.splitlines()
     nodes = [(match[2], line) for line in lines if (match := _NODE.match(line))]
     aggregates = [_GROUPED_BY.search(line) for name, line in nodes if name == "Aggregate"]
-    lengths = [_WINDOW_LENGTH.search(line) for line in lines if _DEFINES_WINDOW.search(line)]
+    windows = [_event_windows(line) for line in lines if _DEFINES_WINDOW.search(line)]
     return BatchPlanTraits(
         reads=len(_TOPIC_READ.findall(plan)),
         session_windows="session_window#" in plan,
         unwindowed_aggregate=any(keys is None or not _WINDOW.search(keys[1]) for keys in aggregates),
-        windows=tuple(length and int(length[1]) for length in lengths),
+        windows=tuple(windows),
         others=tuple(sorted({name for name, _ in nodes} - _ROW_BY_ROW - {"Aggregate"})),
     )
+
+
+def _event_windows(line: str) -> EventWindows | None:
+    length, slide = _WINDOW_LENGTH.search(line), _WINDOW_SLIDE.search(line)
+    if length is None or slide is None:
+        return None
+    return EventWindows(int(length[1]), int(slide[2]), int(slide[1]))
 
 
 def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:

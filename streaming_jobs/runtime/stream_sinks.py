@@ -42,6 +42,7 @@ from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, W
 from streaming_jobs.sinks.schemas import (
     BATCHES,
     DEAD_LETTERS,
+    LATE_RECORDS,
     POSITION_FIELD,
     TOPICS,
     deletes_of,
@@ -104,7 +105,7 @@ def sinks_of(
 ) -> SinkSet:
     """The tables as the sinks of the stream's batches; `external` sinks are open already."""
     outputs: list[Sink] = []
-    deletes, quarantined = [], []
+    deletes, quarantined, late = [], [], []
     for declared in stream.sinks.values():
         remembered = tables[declared.deletes.name] if declared.deletes else None
         aside = tables[stream.quarantines[declared.name]] if declared.name in stream.quarantines else None
@@ -116,11 +117,14 @@ def sinks_of(
             deletes.append(Companion(remembered.for_batches(settings), declared.name, "deletes"))
         if aside is not None:
             quarantined.append(Companion(aside.for_batches(settings), declared.name, "quarantine"))
+        if declared.name in stream.late_tables:
+            kept = tables[stream.late_tables[declared.name]]
+            late.append(Companion(kept.for_batches(settings), declared.name, "late"))
     letters = tables[stream.dead_letters].for_batches(settings)
     primary, *secondary = outputs
     if stream.batches_only:
         primary = BatchesSink(tables[stream.primary.name], lambda txn: written(external, txn))
-    return SinkSet(primary, secondary, letters, (*deletes, *quarantined), external, stream.batches_only)
+    return SinkSet(primary, secondary, letters, (*deletes, *quarantined, *late), external, stream.batches_only)
 
 
 def upkeep_of(
@@ -153,6 +157,8 @@ def _schema(stream: Stream, table: str, outputs: Mapping[str, DataFrame]) -> Str
     """The columns of a table: the function's columns, and the columns that Recourse adds."""
     if table == stream.dead_letters:
         return DEAD_LETTERS
+    if table in stream.late_tables.values():
+        return LATE_RECORDS
     if stream.batches_only and table == stream.primary.name:
         return BATCHES
     for sink in stream.sinks.values():

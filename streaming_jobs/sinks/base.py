@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from streaming_jobs.errors import Fenced
-from streaming_jobs.ledger.entry import QUARANTINED, LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LATE, QUARANTINED, LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 
 if TYPE_CHECKING:
@@ -193,12 +193,12 @@ class Upkeep(Protocol):
 
 @dataclass(frozen=True)
 class Companion:
-    """A table that takes rows of another table's batch, and is committed before that table."""
+    """A table that takes rows, or late records, of another table's batch, and is committed before that table."""
 
     sink: Sink
     table: str
     """The name of the table that it belongs to."""
-    kind: Literal["deletes", "quarantine"]
+    kind: Literal["deletes", "quarantine", "late"]
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,9 @@ class SinkSet:
         """The name under which the primary table's entry counts the rows of another sink."""
         if sink is self.dead_letters:
             return "dead_letters"
-        of = next((c.table for c in self.companions if c.sink is sink and c.kind == "quarantine"), "")
-        return f"{QUARANTINED}{of}" if of else sink.name
+        prefixes = {"quarantine": QUARANTINED, "late": LATE}
+        named = (f"{prefixes[c.kind]}{c.table}" for c in self.companions if c.sink is sink and c.kind in prefixes)
+        return next(named, sink.name)
 
     def others(self) -> Iterator[Sink]:
         """All but the primary one."""

@@ -1,4 +1,4 @@
-"""Columns that Recourse defines, for every store: of dead letters and remembered deletes, and `_position`."""
+"""Columns that Recourse defines, for every store: of dead letters, late records, remembered deletes, `_position`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,21 @@ DEAD_LETTERS = T.StructType(
     ]
 )
 """The columns of a table of dead letters."""
+
+LATE_RECORDS = T.StructType(
+    [
+        _column("topic", T.StringType(), "topic the record lies in"),
+        _column("partition", T.IntegerType(), "its partition"),
+        _column("offset", T.LongType(), "its offset"),
+        _column("key", T.BinaryType(), "its key"),
+        _column("event_time", T.TimestampType(), "its event time"),
+        _column("watermark", T.TimestampType(), "the watermark behind which it came"),
+        _column("days", T.ArrayType(T.DateType()), "the days of the table's slices that lack it"),
+        _column("generation", T.IntegerType(), "generation of the batch that read it"),
+        _column("batch", T.LongType(), "number of the batch that read it"),
+    ]
+)
+"""The columns of a table of late records."""
 
 BATCHES = T.StructType(
     [

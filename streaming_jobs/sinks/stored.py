@@ -67,11 +67,11 @@ class TruncatedEnd:
     whole: int
 
 
-Role = Literal["primary", "secondary", "deletes", "quarantine"]
+Role = Literal["primary", "secondary", "deletes", "quarantine", "late"]
 """The role of a table in a stream. One of role `deletes` remembers the deletes of another, a `quarantine` has the rows
-that row rules have set aside."""
+that row rules have set aside, and one of role `late` the records that came too late for a window."""
 
-LATE: tuple[Role, ...] = ("deletes", "quarantine")
+LATE: tuple[Role, ...] = ("deletes", "quarantine", "late")
 """The roles of tables that any start may create."""
 
 

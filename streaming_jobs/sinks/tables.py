@@ -39,6 +39,7 @@ def all_tables(stream: Stream) -> list[tuple[DeclaredTable, Role]]:
         *((table, "secondary") for table in stream.secondary),
         *((table, "deletes") for table in stream.deletes),
         *((table, "quarantine") for table in quarantines(stream).values()),
+        *((table, "late") for table in late_tables(stream).values()),
         (dead_letters(stream), "secondary"),
     ]
 
@@ -60,6 +61,25 @@ def quarantines(stream: Stream) -> dict[str, DeclaredTable]:
             name, f"Rows that stream {stream.name} did not write to {table}, and why", owners=declared[table].owners
         )
         for table, name in stream.quarantines.items()
+    }
+
+
+def late_tables(stream: Stream) -> dict[str, DeclaredTable]:
+    """The tables of a stream's late records, by the name of the table whose windows lack them."""
+    if not stream.late_tables:
+        return {}
+    # Its types are PySpark's, which takes long to import.
+    from streaming_jobs.sinks.schemas import LATE_RECORDS
+
+    declared = {sink.name: sink for sink in stream.sinks.values()}
+    return {
+        table: store_of(declared[table]).companion(
+            name,
+            f"Records that came too late for a window of {table}",
+            owners=declared[table].owners,
+            schema=LATE_RECORDS,
+        )
+        for table, name in stream.late_tables.items()
     }
 
 
@@ -107,11 +127,11 @@ def remove_tables(folder: Location, stream: Stream) -> None:
 
 
 def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
-    """Make the remembered deletes and quarantines that a stream has not made since they are declared."""
+    """Make the tables of remembered deletes, quarantined rows and late records that a stream has not made yet."""
     # Their types are PySpark's, which takes long to import.
-    from streaming_jobs.sinks.schemas import deletes_of, quarantine_of
+    from streaming_jobs.sinks.schemas import LATE_RECORDS, deletes_of, quarantine_of
 
-    aside = quarantines(stream)
+    aside, late = quarantines(stream), late_tables(stream)
     for declared in stream.sinks.values():
         table = open_table(settings, declared, stream.name)
         if table is None:
@@ -124,3 +144,6 @@ def begin_late(settings: Settings, stream: Stream, *, generation: int) -> None:
         if quarantine is not None and open_table(settings, quarantine, stream.name) is None:
             output = quarantine_of(declared.name, table.schema)
             store_of(quarantine).ensure(settings, quarantine, stream.name, output, generation=generation)
+        kept = late.get(declared.name)
+        if kept is not None and open_table(settings, kept, stream.name) is None:
+            store_of(kept).ensure(settings, kept, stream.name, LATE_RECORDS, generation=generation)

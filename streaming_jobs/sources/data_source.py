@@ -368,12 +368,17 @@ class FrameSource(ABC):
         return self._range(spark, "refused", offsets.start, offsets.end)
 
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
-        """Good records of a range whose event time is at or behind a watermark; a time without a zone is UTC."""
-        if self.event_time is None:
-            return 0
+        return 0 if self.event_time is None else self.late(spark, offsets, watermark_ms).count()
+
+    def late(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> DataFrame:
+        """Good records of a range, as `judged`, whose event time is at or behind a watermark (ms since 1970)."""
         judged = self.judged(spark, offsets.start, offsets.end)
-        late = F.unix_micros(F.col(RECORD)[self.event_time].cast("timestamp")) <= F.lit(watermark_ms * 1000)
-        return judged.where(~F.col("_bad") & late).count()
+        return judged.where(~F.col("_bad") & (self.event_micros <= F.lit(watermark_ms * 1000)))
+
+    @property
+    def event_micros(self) -> Column:
+        """The event time of a record of `judged` in microseconds; one without a zone is UTC."""
+        return F.unix_micros(F.col(RECORD)[self.event_time].cast("timestamp"))
 
     def _range(
         self, spark: SparkSession, rows: Literal["all", "refused"], start: Mapping[int, int], end: Mapping[int, int]

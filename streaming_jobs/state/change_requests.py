@@ -32,7 +32,7 @@ from streaming_jobs.storage.object_store import polled
 
 log = structlog.get_logger()
 
-State = Literal["waiting", "committing", "committed", "outdated", "failed", "expired"]
+State = Literal["waiting", "committing", "committed", "unchanged", "outdated", "failed", "expired"]
 
 
 @dataclass(frozen=True)

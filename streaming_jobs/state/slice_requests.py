@@ -19,7 +19,8 @@ from streaming_jobs.state.change_requests import ChangeRequest, ChangeRequests, 
 class SliceCommitRequest(ChangeRequest):
     """One rebuilt slice. `change` is `SliceChange` as JSON; `expires` in seconds since 1970; `summary` is for people.
 
-    `version` is that of the table after the commit.
+    `version` is that of the table after the commit; there is none if the rebuilt rows were those of the table.
+    `begin` and `end` of its range are in seconds since 1970, 0 in requests of earlier versions.
     """
 
     table: str
@@ -28,6 +29,8 @@ class SliceCommitRequest(ChangeRequest):
     expires: float
     summary: Mapping[str, Any] = field(default_factory=dict)
     version: int | None = None
+    begin: float = 0.0
+    end: float = 0.0
 
     @property
     def ledger(self) -> LedgerEntry:

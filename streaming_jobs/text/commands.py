@@ -154,6 +154,15 @@ def rebuild_slice(stream: str, table: str, begin: str, end: str) -> str:
     return _command("slices", "rebuild", stream, **{"table": table, "from": begin, "to": end})
 
 
+def late_days(stream: str) -> str:
+    """Prints the days that lack late records."""
+    return _command("late", "list", stream)
+
+
+def rebuild_late(stream: str) -> str:
+    return _command("late", "rebuild", stream)
+
+
 def redrive(stream: str, **options: object) -> str:
     return _command("deadletters", "replay", stream, **options)
 

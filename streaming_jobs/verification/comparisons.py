@@ -54,12 +54,12 @@ def compare_tables(exam: Examination) -> tuple[list[Comparison], list[Span], lis
 def _table(exam: Examination, table: StreamTable, version: int | None) -> int:
     if version is None:
         counts = (exam.coverage.written or {}).get(table.counted, 0)
-        if table.name != exam.subject.dead_letters and table.counted and (counts or not table.is_quarantine):
+        if table.name != exam.subject.dead_letters and table.counted and (counts or not table.is_beside):
             exam.tell(table.name, "rows", "wrong", "there is no such table")
         return 0
     handle = delta_table(exam.tables / table.name, version)
     letters = table.name == exam.subject.dead_letters
-    output = None if letters or not table.counted or table.is_quarantine else _made(exam, table.name)
+    output = None if letters or not table.counted or table.is_beside else _made(exam, table.name)
     columns = list(dict.fromkeys([*table.keys, *(LETTERS if letters else (output.position or ()) if output else ())]))
     rows = table_rows.rows(exam.tables / table.name, version, columns or [handle.schema().fields[0].name])
     _foreign(exam, table)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-QUARANTINED, DROPPED = "quarantined:", "dropped:"
-"""Begin the names under which entries count the rows that row rules took out of a table."""
+QUARANTINED, DROPPED, LATE = "quarantined:", "dropped:", "late:"
+"""Begin the names under which entries count the rows that row rules took out of a table, or its late records."""
 
 ComparisonOutcome = Literal["ok", "wrong", "unproved", "not compared"]
 
@@ -38,9 +38,9 @@ class StreamTable:
     quarantine: str = ""
 
     @property
-    def is_quarantine(self) -> bool:
-        """True for a table of rows that were taken out of another one."""
-        return self.counted.startswith(QUARANTINED)
+    def is_beside(self) -> bool:
+        """True for a table of rows that were taken out of another one, or of records that came too late for it."""
+        return self.counted.startswith((QUARANTINED, LATE))
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Subject:
 
     @property
     def outputs(self) -> int:
-        """Number of tables for the stream's rows; dead letters, remembered deletes and quarantines are none."""
-        tables = (table for table in self.tables if table.counted and not table.is_quarantine)
+        """Number of tables for the stream's rows; dead letters and what is kept beside a table are none."""
+        tables = (table for table in self.tables if table.counted and not table.is_beside)
         return sum(1 for table in tables if table.name != self.dead_letters)
 
     @property

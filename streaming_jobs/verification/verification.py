@@ -28,7 +28,7 @@ from streaming_jobs.verification.lineage import recorded
 from streaming_jobs.verification.postgres import compare_postgres
 from streaming_jobs.verification.records import LETTERS, Made, refused_rows
 from streaming_jobs.verification.state_evidence import ACCEPTED, outputs_of
-from streaming_jobs.verification.subject import QUARANTINED, Comparison, StreamTable, Subject
+from streaming_jobs.verification.subject import LATE, QUARANTINED, Comparison, StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedReader, CommittedTopic, RawRecord
 from streaming_jobs.verification.truths import (
     ReadRecords,
@@ -259,6 +259,7 @@ def subject_of(stream: Stream) -> Subject:
     ]
     tables += [StreamTable(table.name, "", tuple(table.keys)) for table in stream.deletes]
     tables += [StreamTable(name, f"{QUARANTINED}{table}") for table, name in aside.items()]
+    tables += [StreamTable(name, f"{LATE}{table}") for table, name in stream.late_tables.items()]
     tables.append(StreamTable(stream.dead_letters, "dead_letters"))
     return Subject(
         stream=stream.name,

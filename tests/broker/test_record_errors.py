@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.set_aside import SetAsideFile

@@ -16,13 +16,13 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
-from reprocessing.plan.sliceable import sliceable
 from reprocessing.slices.rebuild import SliceOpen, SliceReport, Tools, Waits, rebuild
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.examples.flights.streams import FLIGHTS_BY_SCHEDULE, airport_hours, flights_clean
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
+from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.state.slice_requests import SliceRequests

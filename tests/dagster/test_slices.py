@@ -13,12 +13,12 @@ import pytest
 from orchestration.location import definitions
 from orchestration.slices.definitions import JOB, definitions_of, newest_closed_day
 from orchestration.slices.definitions import definitions as slice_definitions
-from reprocessing.plan.sliceable import Sliceable, sliceable
 from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
+from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
 
 KEY = dg.AssetKey(["slices", "airport_hours"])

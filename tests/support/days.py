@@ -14,6 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
+from streaming_jobs.declare.table import LateRows
 from streaming_jobs.formats import Json
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.runtime.slice_commits import carry_out
@@ -39,10 +40,14 @@ def days(value: Any) -> Any:
     return value
 
 
-def declared(slices: Slices | None = Slices("at"), topic: Mapping[str, Any] | None = None) -> Stream:  # noqa: B008
+def declared(
+    slices: Slices | None = Slices("at"),  # noqa: B008
+    topic: Mapping[str, Any] | None = None,
+    late_rows: LateRows = "count",
+) -> Stream:
     """The stream, with other slices or another topic."""
     source = KafkaTopic("days", Json(RECORD), **{"event_time": "at", "lateness": "1 hour", **(topic or {})})
-    return Stream("days", days, {"value": source}, {"days": Declared("days", schema=None, slices=slices)})
+    return Stream("days", days, {"value": source}, {"days": Declared("days", slices=slices, late_rows=late_rows)})
 
 
 class Topics(OnePartition):

@@ -23,7 +23,7 @@ from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange, TopicOffs
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.schemas import DEAD_LETTERS
+from streaming_jobs.sinks.schemas import DEAD_LETTERS, LATE_RECORDS
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
@@ -74,7 +74,11 @@ class StreamOnDisk:
         """The first start, up to where Spark is started: tables and record."""
         tables = []
         for declared, role in all_tables(self.stream):
-            columns = DEAD_LETTERS if declared.name == self.stream.dead_letters else self.columns
+            own = {
+                self.stream.dead_letters: DEAD_LETTERS,
+                **dict.fromkeys(self.stream.late_tables.values(), LATE_RECORDS),
+            }
+            columns = own.get(declared.name, self.columns)
             table = store_of(declared).ensure(self.settings, declared, self.stream.name, columns, generation=1)
             tables.append(BoundTable(declared.name, table.table_id, role))
         topic = BoundTopic(self.topic, self.topic_id, dict.fromkeys(self.per_batch, 0))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from typing import get_args
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.declare.slices import Slices, slice_range
+from streaming_jobs.declare.table import LateRows
 from streaming_jobs.errors import RecourseError, UsageError
-from streaming_jobs.stream import DeltaTable
+from streaming_jobs.formats import Json
+from streaming_jobs.runtime.code_version import code_version
+from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from tests.support.days import days
 
 ROWS = StructType([StructField("at", TimestampType()), StructField("n", LongType()), StructField("s", StringType())])
 NEW_YORK = Slices("at", zone="America/New_York")
@@ -36,6 +41,37 @@ def test_a_table_has_slices_of_a_time_in_rows_that_are_appended() -> None:
         DeltaTable("t", schema=ROWS, slices=Slices("on"))
     with pytest.raises(UsageError, match="is a string"):
         DeltaTable("t", schema=ROWS, slices=Slices("s"))
+
+
+def test_late_records_are_kept_for_a_table_with_slices_of_one_topic_with_an_event_time() -> None:
+    def stream(sink: DeltaTable, **topic: str) -> Stream:
+        return Stream("s", lambda t: t, {"t": KafkaTopic("t", Json(ROWS), **topic)}, {"t": sink})  # type: ignore[arg-type]
+
+    keeping = DeltaTable("t", slices=Slices("at"), late_rows="keep")
+    timed = {"event_time": "at", "lateness": "1 hour"}
+    assert stream(keeping, **timed).late_tables == {"t": "t_late"}
+    assert "t_late" in stream(keeping, **timed).table_names
+    assert not stream(DeltaTable("t", slices=Slices("at")), **timed).late_tables
+    with pytest.raises(UsageError, match="it has none") as refused:
+        DeltaTable("t", late_rows="keep")
+    assert "slices=Slices(column, reach=...)" in str(refused.value)
+    with pytest.raises(UsageError, match="late_rows='dead_letter'"):
+        DeltaTable("t", slices=Slices("at"), late_rows="dead_letter")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one source, a topic with event_time") as untimed:
+        stream(keeping)
+    assert "declare event_time and lateness of t" in str(untimed.value)
+    topics = {name: KafkaTopic(name, Json(ROWS), **timed) for name in ("a", "b")}  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="one source"):
+        Stream("s", lambda a, b: a or b, topics, {"t": keeping})
+
+
+def test_keeping_late_records_is_no_other_code() -> None:
+    source = {"value": KafkaTopic("t", Json(ROWS), event_time="at", lateness="1 hour")}
+    versions = {
+        code_version(Stream("s", days, source, {"t": DeltaTable("t", slices=Slices("at"), late_rows=late)}), ()).hash
+        for late in get_args(LateRows)
+    }
+    assert len(versions) == 1
 
 
 @pytest.mark.parametrize(

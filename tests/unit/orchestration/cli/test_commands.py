@@ -30,7 +30,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = ("help", "short_help", "description")
 BY_HAND = re.compile(
     r"\brecourse (?:"
-    r"(?:recover|streams|savepoints|generations|slices|deadletters|quarantine|state|tables|quality|config|demo|jobs|"
+    r"(?:recover|streams|savepoints|generations|slices|late|deadletters|quarantine|state|tables|quality|config|demo|jobs|"
     r"bundle) [a-z-]+|"
     r"(?:up|init|send|doctor|feed|topics|chaos|verify|preview|deploy|metrics|inspect|adopt|mcp|events|fleet|lineage|schema|trace)\b)"
 )

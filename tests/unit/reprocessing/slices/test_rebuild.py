@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from reprocessing.plan.sliceable import sliceable
 from reprocessing.replay.difference import Difference
 from reprocessing.slices.rebuild import SliceOpen, late_records, nothing_committed, take_base
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.sinks.tables import existing_table
 from streaming_jobs.state.stream_record import Accepted, Generation
 from tests.support.days import HOURS, Days, Topics, declared, range_of, rows_of

@@ -319,6 +319,11 @@ REFUSED: dict[str, Verdict] = {
         f"stream parity no longer writes table {ASIDE}",
         "one that sets no row aside is Holds('true', on_fail='quarantine')",
     ),
+    "late records are kept no longer": (
+        replace(settled(7), record=record(tables=(*record().tables, BoundTable(f"{PRIMARY}_late", "kept", "late")))),
+        f"stream parity no longer writes table {PRIMARY}_late",
+        "declare late_rows='keep' of its sink again",
+    ),
     # generations
     "a recovery has fenced the table and is not done": (
         with_table(settled(7), PRIMARY, txn=Txn(2, -1), entry=fence(2, "r17")),

@@ -17,8 +17,10 @@ from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.verification.subject import Comparison, StreamTable, Subject
 from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic
+from streaming_jobs.verification.verification import subject_of
 from streaming_jobs.verification.verifier import StreamVerdict, verify
-from tests.support.days import HOURS, TOPIC_ID, Days
+from tests.support.days import HOURS, TOPIC_ID, Days, declared
+from tests.unit.reprocessing.slices.test_late import LateDays
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +92,29 @@ def test_slices_of_other_code_are_told_where_records_are_compared(life: Days) ->
     assert not by_other_code(list(rebuilt_slices(life.requests.folder)), {"a"})
     rebuild(life, "b", 3, code=CodeVersion("b", "1"))
     assert by_other_code(list(rebuilt_slices(life.requests.folder)), {"a"})
+
+
+class CountedLate(LateDays):
+    """Batch 3 says that it has kept two late records."""
+
+    def entry(self, batch: int, generation: int = 1) -> LedgerEntry:
+        late = {"late": 2, "late:days": 2} if batch == 3 else {}
+        made = super().entry(batch, generation)
+        return replace(made, rows={**made.rows, **late})
+
+
+@pytest.mark.parametrize(("offsets", "verdict"), [((80, 81), "ok"), ((80,), "wrong"), ((), "wrong")])
+def test_kept_late_records_are_as_many_as_the_entries_say(
+    tmp_path: Path, offsets: tuple[int, ...], verdict: str
+) -> None:
+    stream = declared(late_rows="keep")
+    life = CountedLate.of(tmp_path, BATCHES, stream)
+    assert isinstance(life, CountedLate)
+    if offsets:
+        life.keep(3, *((offset, [1]) for offset in offsets))
+    tables = tuple(table for table in subject_of(stream).tables if table.name == "days_late")
+    subject = Subject("days", "days", "days", tables=tables)
+    content = CommittedPartition(0, HOURS * BATCHES, np.arange(HOURS * BATCHES))
+    topics = {"days": CommittedTopic("days", TOPIC_ID, {0: content})}
+    judged = verify((subject,), life.settings.tables, topics, state=life.settings.state).streams[0]
+    assert row_counts(judged).verdict == verdict, row_counts(judged).text

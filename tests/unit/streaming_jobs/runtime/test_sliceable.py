@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
 
-from reprocessing.plan.sliceable import check_plan, sliceable, tables_with_slices
 from streaming_jobs.declare.rules import Unique
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.flights.streams import airport_hours, carrier_totals, flights_clean
 from streaming_jobs.formats import Json
+from streaming_jobs.runtime.sliceable import check_plan, sliceable, tables_with_slices
+from streaming_jobs.runtime.spark_plan import EventWindows
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from tests.support.days import RECORD, declared
 
@@ -75,10 +75,11 @@ def sliced(**options: Any) -> Any:
 
 
 def test_rows_of_one_record_and_windows_within_reach_are_sliced() -> None:
-    assert check_plan(sliced(), ROW_BY_ROW) == timedelta(0)
-    assert check_plan(sliced(reach="1 hour"), TUMBLING) == timedelta(hours=1)
-    assert check_plan(sliced(reach="1 hour"), SLIDING) == timedelta(hours=1)
-    assert check_plan(sliced(reach="25 hours"), STACKED) == timedelta(hours=25)
+    hour, day = 3_600_000_000, 86_400_000_000
+    assert check_plan(sliced(), ROW_BY_ROW) == ()
+    assert check_plan(sliced(reach="1 hour"), TUMBLING) == (EventWindows(hour, hour, 0),)
+    assert check_plan(sliced(reach="1 hour"), SLIDING) == (EventWindows(hour, hour // 6, 0),)
+    assert check_plan(sliced(reach="25 hours"), STACKED) == (EventWindows(day, day, 0), EventWindows(hour, hour, 0))
 
 
 @pytest.mark.parametrize(("plan", "reach"), [(TUMBLING, "59 minutes"), (SLIDING, "10 minutes"), (STACKED, "24 hours")])

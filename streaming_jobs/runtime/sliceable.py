@@ -13,7 +13,7 @@ from datetime import timedelta
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import UsageError
-from streaming_jobs.runtime.spark_plan import batch_traits_of
+from streaming_jobs.runtime.spark_plan import EventWindows, batch_traits_of
 from streaming_jobs.stream import KafkaTopic, Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -93,8 +93,8 @@ def tables_with_slices(stream: Stream) -> list[str]:
     return [sink.name for sink in stream.sinks.values() if slices_of(sink) is not None]
 
 
-def check_plan(made: Sliceable, plan: str) -> timedelta:
-    """The length of the plan's windows, zero without any; raises UsageError for a plan whose rows depend on others.
+def check_plan(made: Sliceable, plan: str) -> tuple[EventWindows, ...]:
+    """The plan's windows of event time; raises UsageError for a plan whose rows depend on any records.
 
     `plan` is Spark's analysed plan of the function on batch frames.
     """
@@ -107,17 +107,17 @@ def check_plan(made: Sliceable, plan: str) -> timedelta:
         raise _dependent(stream, "adds records up without a window of event time")
     if traits.others:
         raise _dependent(stream, f"has an operator whose rows may depend on any record ({', '.join(traits.others)})")
-    lengths = [length for length in traits.windows if length is not None]
-    if len(lengths) < len(traits.windows):
+    found = tuple(each for each in traits.windows if each is not None)
+    if len(found) < len(traits.windows):
         raise _dependent(stream, "has windows whose length its plan does not show")
-    windows = timedelta(microseconds=sum(lengths))  # windows of windows add up
+    windows = timedelta(microseconds=sum(each.length for each in found))  # windows of windows add up
     if windows > made.slices.distance:
         raise UsageError(
             f"the windows of stream {stream} are {format_duration(windows)} long, the slices of table "
             f"{made.table.name} reach {made.slices.reach}: windows at their borders would be half empty",
             f"declare Slices({made.slices.column!r}, reach='{format_duration(windows)}', ...)",
         )
-    return windows
+    return found
 
 
 def _declared(stream: Stream, table: str | None) -> tuple[str, DeclaredTable, Slices]:

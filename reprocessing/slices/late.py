@@ -1,0 +1,186 @@
+"""The days of a table that lack late records, and their rebuild. Read `late_days`; docs/late.md is the page.
+
+The stream keeps records that came too late for a window in `<table>_late`, with the days whose slices lack them. A day
+has a late record once a slice that covers the day was rebuilt from a range of offsets with the record in it. The
+outcomes of slices, which stay beside the stream's state, say so: no mark has to be written, and none can be lost.
+
+A recovery puts rows back as they were before slices. So slices of an earlier generation do not count: their days are
+rebuilt once more, and where nothing differs nothing is committed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reprocessing.slices.rebuild import OffsetsSkipped, SliceReport, Tools, note_lost, passed_watermark, rebuild
+from streaming_jobs.declare.slices import SliceRange, slice_range
+from streaming_jobs.errors import OffsetsLost, UsageError
+from streaming_jobs.platform.table_rows import dataset
+from streaming_jobs.runtime.sliceable import Sliceable, sliceable
+from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.tables import late_tables, open_table
+from streaming_jobs.state import stream_record
+from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
+from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import Stream
+from streaming_jobs.text.spelling import instead
+
+MOST_DAYS = 31
+"""Days that one run rebuilds at most, unless it is told otherwise."""
+
+
+State = Literal["to rebuild", "open", "lost"]
+
+
+@dataclass(frozen=True)
+class LateDay:
+    """A day, in the calendar of the slices, that lacks late records.
+
+    `first` and `last` are the least and the greatest event time of the records. An `open` day is rebuilt once the
+    watermark has passed its windows; of a `lost` day `why` says which records are gone.
+    """
+
+    day: date
+    records: int
+    first: datetime
+    last: datetime
+    state: State
+    why: str = ""
+
+
+def kept_late(stream: Stream, table: str | None = None) -> list[Sliceable]:
+    """The tables of a stream whose late records are kept, or the named one; raises UsageError if that keeps none."""
+    names = list(stream.late_tables)
+    if table is not None and table not in names:
+        next_step = instead(table, names) if names else "declare late_rows='keep' of its DeltaTable"
+        raise UsageError(f"table {table} of stream {stream.name} keeps no late records", next_step)
+    return [sliceable(stream, name) for name in names if table in (None, name)]
+
+
+def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
+    """The days that lack late records, in their order. Reads files alone."""
+    record = stream_record.load(settings, made.stream.name)
+    kept = open_table(settings, late_tables(made.stream)[made.table.name], made.stream.name)
+    if record is None or kept is None:
+        return []
+    columns = ["partition", "offset", "event_time", "days"]
+    rows = dataset(kept.readable(), settings.tables / kept.name).to_table(columns=columns)
+    read, lost = _read_by_day(settings, made, record)
+    lacking = _without_slice(_by_day(rows), read)
+    watermark, reach = passed_watermark(settings, record), made.slices.distance
+    figures = lacking.group_by("day").aggregate([("offset", "count"), ("event_time", "min"), ("event_time", "max")])
+    found = []
+    for row in sorted(figures.to_pylist(), key=lambda row: row["day"]):
+        day, times = row["day"], (row["event_time_min"], row["event_time_max"])
+        first, last = (at.replace(tzinfo=UTC) for at in times)
+        state: State = "lost" if day in lost else "to rebuild"
+        if _slice(made, day).end + reach > watermark:
+            state = "open"
+        found.append(LateDay(day, row["offset_count"], first, last, state, lost.get(day, "")))
+    return found
+
+
+def _by_day(rows: pa.Table) -> pa.Table:
+    """A row for each record and day that lacks it."""
+    days = pc.list_flatten(rows["days"])
+    return rows.drop_columns(["days"]).take(pc.list_parent_indices(rows["days"])).append_column("day", days)
+
+
+def _read_by_day(
+    settings: Settings, made: Sliceable, record: StreamRecord
+) -> tuple[dict[date, dict[int, int]], dict[date, str]]:
+    """By day and partition the offset up to which a rebuilt slice has read the topic, and why days are lost."""
+    read: dict[date, dict[int, int]] = defaultdict(dict)
+    lost: dict[date, str] = {}
+    for request in SliceRequests.of(settings, made.stream.name).history():
+        entry = request.ledger
+        if request.table != made.table.name or entry.generation != record.generation:
+            continue
+        if request.state == "failed":
+            lost |= dict.fromkeys(_whole_days(made, request), request.reason)
+        for day in _whole_days(made, request) if request.state in ("committed", "unchanged") else ():
+            lost.pop(day, None)
+            for partition, end in (each for offsets in entry.offsets for each in offsets.end.items()):
+                read[day][partition] = max(end, read[day].get(partition, 0))
+    return read, lost
+
+
+def _whole_days(made: Sliceable, request: SliceCommitRequest) -> Iterator[date]:
+    """The days of the calendar that lie within a rebuilt slice."""
+    begin, end = (datetime.fromtimestamp(at, UTC) for at in (request.begin, request.end))
+    day = begin.astimezone(made.slices.calendar).date()
+    while (chosen := _slice(made, day)).end <= end:
+        if chosen.begin >= begin:
+            yield day
+        day += timedelta(days=1)
+
+
+def _without_slice(rows: pa.Table, read: dict[date, dict[int, int]]) -> pa.Table:
+    """The rows of days of which no slice has read the record."""
+    known: list[dict[str, Any]] = [
+        {"day": day, "partition": partition, "read": end}
+        for day, ends in read.items()
+        for partition, end in ends.items()
+    ]
+    schema = pa.schema([("day", pa.date32()), ("partition", pa.int32()), ("read", pa.int64())])
+    joined = rows.join(pa.Table.from_pylist(known, schema), ["day", "partition"])
+    return joined.filter(pc.fill_null(pc.greater_equal(joined["offset"], joined["read"]), fill_value=True))
+
+
+def _slice(made: Sliceable, day: date) -> SliceRange:
+    return slice_range(made.slices, "timestamp", day.isoformat(), None)
+
+
+def ranges(days: Sequence[LateDay], most: int = MOST_DAYS) -> list[tuple[date, date]]:
+    """The first of the days to rebuild, as ranges of consecutive days: first and last day."""
+    found: list[tuple[date, date]] = []
+    for day in [each.day for each in days if each.state == "to rebuild"][:most]:
+        if found and day - found[-1][1] == timedelta(days=1):
+            found[-1] = found[-1][0], day
+        else:
+            found.append((day, day))
+    return found
+
+
+@dataclass(frozen=True)
+class LateReport:
+    """What a run has rebuilt of one table, and the days that still lack late records."""
+
+    table: str
+    slices: tuple[SliceReport, ...]
+    left: tuple[LateDay, ...]
+
+    def days(self, state: State) -> list[date]:
+        """The days that are left in a state."""
+        return [each.day for each in self.left if each.state == state]
+
+
+def rebuild_late(tools: Tools, made: Sliceable, *, most: int = MOST_DAYS) -> LateReport:
+    """Rebuild the closed days that lack late records, at most so many.
+
+    A day whose records are gone is noted as lost, and the other ones are rebuilt; any other error is raised.
+    """
+    found = ranges(late_days(tools.settings, made), most)
+    reports = tuple(report for first, last in found for report in _rebuilt(tools, made, first, last))
+    return LateReport(made.table.name, reports, tuple(late_days(tools.settings, made)))
+
+
+def _rebuilt(tools: Tools, made: Sliceable, first: date, last: date) -> Iterator[SliceReport]:
+    """Yields the rebuild of a range of days; if records are gone, of those of its days that can be rebuilt."""
+    try:
+        yield rebuild(tools, made, first.isoformat(), (last + timedelta(days=1)).isoformat())
+    except (OffsetsLost, OffsetsSkipped) as error:  # refused before Spark starts
+        if first == last:
+            tools.tell(f"{first} of table {made.table.name} cannot be rebuilt: {error.found}")
+            note_lost(tools.settings, made, first.isoformat(), error.found)
+            return
+        middle = first + (last - first) // 2
+        yield from _rebuilt(tools, made, middle + timedelta(days=1), last)
+        yield from _rebuilt(tools, made, first, middle)

@@ -1,0 +1,212 @@
+"""Which days of a table lack late records, and which of them a run rebuilds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from reprocessing.slices import late as late_module
+from reprocessing.slices.late import LateDay, kept_late, late_days, ranges, rebuild_late
+from reprocessing.slices.late import State as DayState
+from reprocessing.slices.rebuild import OffsetsSkipped, Tools
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.sliceable import sliceable
+from streaming_jobs.sinks.tables import open_tables
+from streaming_jobs.state.change_requests import State
+from streaming_jobs.state.slice_requests import SliceCommitRequest
+from streaming_jobs.state.stream_record import Generation
+from tests.support.days import BEGIN, TOPIC_ID, Days, declared, range_of
+from tests.support.stream_on_disk import append, lay_offsets
+
+ROWS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("event_time", pa.timestamp("us", "UTC")),
+        ("days", pa.list_(pa.date32())),
+    ]
+)
+
+
+class LateDays(Days):
+    """The watermark of each batch is the end of its day."""
+
+    def plan(self, batch: int, *, generation: int = 1) -> None:
+        at = BEGIN + timedelta(days=batch + 1)
+        folder, ms = self.checkpoint(generation).folder, int(at.timestamp() * 1000)
+        lay_offsets(folder, batch, self.ends(batch), starts=self.ends(-1), watermark=ms)
+
+    def keep(self, batch: int, *records: tuple[int, Sequence[int]]) -> None:
+        """Late records of a batch: the offset of each, and the days that lack it, by their numbers."""
+        values = [
+            {"partition": 0, "offset": offset, "event_time": of_day(days[0], 9), "days": [day(each) for each in days]}
+            for offset, days in records
+        ]
+        rows = pa.Table.from_pylist(values, ROWS)
+        append(self.stored("days_late"), rows, replace(self.entry(batch), table="days_late"))
+
+    def slice(self, name: str, first: int, to: int, end: int, state: State = "committed", generation: int = 1) -> None:
+        """A rebuilt slice of the days from one number up to another one, which has read up to an offset."""
+        chosen = range_of(first, to)
+        read = OffsetRange("days", TOPIC_ID, {0: 0}, {0: end})
+        entry = LedgerEntry("slice", "days", "days", generation, 0, (read,), {"before": 1, "after": 1}, plan=name)
+        begin, after = chosen.begin.timestamp(), chosen.end.timestamp()
+        asked = SliceCommitRequest(name, "days", "days", entry.encode(), {}, 0.0, begin=begin, end=after)
+        self.requests.end(asked.ended(state))
+
+    @property
+    def lacking(self) -> dict[int, int]:
+        """The days that lack late records, by their numbers, and how many each."""
+        found = late_days(self.settings, sliceable(self.stream))
+        return {(each.day - BEGIN.date()).days: each.records for each in found}
+
+
+def day(number: int) -> date:
+    return BEGIN.date() + timedelta(days=number)
+
+
+def of_day(number: int, hour: int) -> datetime:
+    return BEGIN + timedelta(days=number, hours=hour)
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> LateDays:
+    made = LateDays.of(tmp_path, 5, declared(late_rows="keep"))
+    assert isinstance(made, LateDays)
+    made.keep(3, (80, [1]), (81, [1, 2]))
+    made.keep(4, (100, [2]), (110, [4]))
+    return made
+
+
+def test_a_day_is_named_with_its_records_and_whether_it_can_be_rebuilt(life: LateDays) -> None:
+    first, second, open_day = late_days(life.settings, sliceable(life.stream))
+    assert first == LateDay(day(1), 2, of_day(1, 9), of_day(1, 9), "to rebuild")
+    assert (second.day, second.records, second.first, second.last) == (day(2), 2, of_day(1, 9), of_day(2, 9))
+    assert (open_day.day, open_day.state) == (day(4), "to rebuild"), "the watermark is at its end"
+    reaching = replace(life.stream, sinks=declared(Slices("at", reach="1 second"), late_rows="keep").sinks)
+    states = [each.state for each in late_days(life.settings, sliceable(reaching))]
+    assert states == ["to rebuild", "to rebuild", "open"]
+
+
+def test_a_day_is_complete_once_a_slice_has_read_its_late_records(life: LateDays) -> None:
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+    life.slice("a", 1, 3, end=81)
+    assert life.lacking == {1: 1, 2: 2, 4: 1}, "the record at offset 81 was not read"
+    life.slice("b", 1, 3, end=100, state="unchanged")
+    assert life.lacking == {2: 1, 4: 1}
+    life.slice("c", 2, 3, end=82)
+    assert life.lacking == {2: 1, 4: 1}, "an older slice that ended later"
+    life.slice("d", 0, 9, end=111)
+    assert life.lacking == {}
+    life.keep(5, (120, [2]))
+    assert life.lacking == {2: 1}, "a record that came after the slice"
+
+
+@pytest.mark.parametrize("state", ["failed", "expired", "outdated"])
+def test_a_slice_that_was_not_committed_completes_no_day(life: LateDays, state: State) -> None:
+    life.slice("a", 0, 9, end=111, state=state)
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+
+
+def test_part_of_a_day_and_another_table_complete_no_day(life: LateDays) -> None:
+    life.slice("a", 1, 2, end=111)
+    asked = life.requests.outcome("a")
+    assert asked is not None and 1 not in life.lacking
+    life.requests.end(replace(asked, end=asked.end - 1))
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+    life.requests.end(replace(asked, begin=asked.begin + 1))
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+    life.requests.end(replace(asked, table="nights"))
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+
+
+def test_after_a_recovery_the_slices_from_before_it_do_not_count(life: LateDays) -> None:
+    """A savepoint that is older than a slice has put the rows back as they were."""
+    life.slice("a", 0, 9, end=111)
+    assert life.lacking == {}
+    history = Generation(2, 0.0, "recovery", from_generation=1, from_batch=4)
+    life.save(replace(life.record, generations=(*life.record.generations, history)))
+    assert life.lacking == {1: 2, 2: 2, 4: 1}
+    life.slice("b", 0, 9, end=111, generation=2)
+    assert life.lacking == {}
+
+
+def test_a_stream_that_has_kept_none_lacks_none(tmp_path: Path) -> None:
+    stream = declared(late_rows="keep")
+    assert LateDays.of(tmp_path / "new", 1, stream).lacking == {}  # type: ignore[attr-defined]
+    never = LateDays.of(tmp_path / "never", 1)
+    assert "days_late" not in open_tables(never.settings, stream)
+    assert late_days(never.settings, sliceable(stream)) == []
+
+
+def test_a_run_takes_the_first_closed_days_as_ranges() -> None:
+    def known(number: int, state: DayState = "to rebuild") -> LateDay:
+        return LateDay(day(number), 1, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), state)
+
+    days = [known(0, "lost"), known(1), known(2), known(4), known(5, "open"), known(6), known(7)]
+    assert ranges(days) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(7))]
+    assert ranges(days, 4) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(6))]
+    assert ranges([known(5, "open")]) == ranges([]) == []
+
+
+class Rebuilds:
+    """Rebuilds ranges of days that begin on a day or later; earlier ones are refused."""
+
+    def __init__(self, life: LateDays, since: int, error: RecourseError) -> None:
+        self.life, self.since, self.error, self.asked = life, day(since), error, list[tuple[str, str]]()
+
+    def __call__(self, _: Tools, __: object, begin: str, end: str) -> str:
+        if date.fromisoformat(begin) < self.since:
+            raise self.error
+        self.asked.append((begin, end))
+        first, to = ((date.fromisoformat(each) - day(0)).days for each in (begin, end))
+        self.life.slice(begin, first, to, end=10_000)
+        return begin
+
+
+@pytest.mark.parametrize("gone", [OffsetsLost("they are gone"), OffsetsSkipped("they were skipped")])
+def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: RecourseError
+) -> None:
+    life = LateDays.of(tmp_path, 12, declared(late_rows="keep"))
+    assert isinstance(life, LateDays)
+    life.keep(11, *((200 + number, [number]) for number in range(9)))
+    rebuilds, said = Rebuilds(life, 3, gone), list[str]()
+    monkeypatch.setattr(late_module, "rebuild", rebuilds)
+    tools = Tools(life.settings, None, "", None, said.append)  # type: ignore[arg-type]
+    report = rebuild_late(tools, sliceable(life.stream))
+    assert report.days("lost") == [day(0), day(1), day(2)] and len(report.left) == 3
+    assert report.left[0].why == gone.found and len(said) == 3
+    rebuilt = sorted(number for begin, end in rebuilds.asked for number in range(int(begin[-2:]), int(end[-2:])))
+    assert rebuilt == [4, 5, 6, 7, 8, 9], "March 4 to 9, each once"
+    rebuilds.asked.clear()
+    assert not rebuild_late(tools, sliceable(life.stream)).slices, "lost days are not tried again"
+    life.slice("z", 0, 1, end=10_000)
+    assert rebuild_late(tools, sliceable(life.stream)).days("lost") == [day(1), day(2)], "a person has rebuilt a day"
+    life.keep(12, (20_000, [0]))
+    states = [each.state for each in late_days(life.settings, sliceable(life.stream))]
+    assert states == ["to rebuild", "lost", "lost"], "a record that came after that"
+
+
+def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
+    with pytest.raises(LeaseBusy):
+        rebuild_late(Tools(life.settings, None, "", None), sliceable(life.stream))  # type: ignore[arg-type]
+    assert all(each.state == "to rebuild" for each in late_days(life.settings, sliceable(life.stream)))
+
+
+def test_a_table_that_keeps_no_late_records_is_refused_by_name() -> None:
+    assert [made.table.name for made in kept_late(declared(late_rows="keep"))] == ["days"]
+    assert kept_late(declared()) == []
+    with pytest.raises(UsageError, match="table nights of stream days keeps no late records"):
+        kept_late(declared(late_rows="keep"), "nights")
+    with pytest.raises(UsageError, match="declare late_rows='keep'"):
+        kept_late(declared(), "days")
