@@ -259,7 +259,7 @@ def test_drivers_that_are_killed_between_shards_lose_nothing_and_write_nothing_t
             topics.delete(name)
     topics.create("things", 2)
     topics.create(target, PARTITIONS)
-    count = 1000 * (kills + 2)
+    count = 700 * (kills + 2)
     produce(bootstrap, "things", (thing(i) for i in range(count)))
     command = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=250")
     command = (*command, "--set", "stream.path=executor", "--streams", "sharded")
