@@ -283,9 +283,10 @@ def picture() -> str:
     """The rooms as boxes, each below those that use it, and the arrows that no others already tell, as SVG."""
     if missing := set(arrows()) ^ set(_COLUMNS):
         raise ValueError(f"rooms without a place, or places without a room: {', '.join(sorted(missing))}")
-    top = max(levels().values())
+    high = levels()
+    top = max(high.values())
     place = {
-        room: (_COLUMNS[room] * (_WIDE + _GAP) + _GAP + _WIDE / 2, 20 + (top - levels()[room]) * _ROW) for room in arrows()
+        room: (_COLUMNS[room] * (_WIDE + _GAP) + _GAP + _WIDE / 2, 20 + (top - high[room]) * _ROW) for room in arrows()
     }
     if len(set(place.values())) < len(place):
         raise ValueError("two rooms stand in one place: give one of them another column")
