@@ -13,6 +13,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -101,6 +102,7 @@ def modules() -> Mapping[str, ast.Module]:
     return found
 
 
+@cache
 def is_package(module: str) -> bool:
     """True if the module is a package."""
     return (ROOT / Path(*module.split(".")) / "__init__.py").is_file()
@@ -113,8 +115,13 @@ def room_of(module: str) -> str:
     return module if is_package(module) else module.rpartition(".")[0]
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
     """The modules of ours that a module imports, also inside functions."""
+    return frozenset(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -136,11 +143,13 @@ def arrows() -> Mapping[str, frozenset[str]]:
     return {room: frozenset(found[room]) for room in sorted(found)}
 
 
-def level(room: str, above: tuple[str, ...] = ()) -> int:
-    """How many rooms lie below it, one on another; raises ValueError for a cycle."""
-    if room in above:
-        raise ValueError(f"rooms import each other: {' -> '.join((*above, room))}")
-    return 1 + max((level(below, (*above, room)) for below in arrows()[room]), default=-1)
+@cache
+def levels() -> Mapping[str, int]:
+    """How many rooms lie below each, one on another; raises CycleError if rooms import each other in a circle."""
+    found: dict[str, int] = {}
+    for room in TopologicalSorter(arrows()).static_order():
+        found[room] = 1 + max((found[below] for below in arrows()[room]), default=-1)
+    return found
 
 
 def needed(room: str) -> list[str]:
@@ -175,7 +184,7 @@ def table() -> str:
     """The rooms, from the top down."""
     lines = ["| room | what it is for | read first | modules |", "|---|---|---|---|"]
     counts = {room: sum(room_of(m) == room and not is_package(m) for m in modules()) for room in arrows()}
-    for room in sorted(arrows(), key=lambda each: (-level(each), each)):
+    for room in sorted(arrows(), key=lambda each: (-levels()[each], each)):
         words = sentence(room).replace("|", "\\|")
         lines.append(f"| `{room}` | {words} | `{first_file(room)}` | {counts[room]} |")
     return "\n".join(lines)
@@ -274,9 +283,10 @@ def picture() -> str:
     """The rooms as boxes, each below those that use it, and the arrows that no others already tell, as SVG."""
     if missing := set(arrows()) ^ set(_COLUMNS):
         raise ValueError(f"rooms without a place, or places without a room: {', '.join(sorted(missing))}")
-    top = max(map(level, arrows()))
+    high = levels()
+    top = max(high.values())
     place = {
-        room: (_COLUMNS[room] * (_WIDE + _GAP) + _GAP + _WIDE / 2, 20 + (top - level(room)) * _ROW) for room in arrows()
+        room: (_COLUMNS[room] * (_WIDE + _GAP) + _GAP + _WIDE / 2, 20 + (top - high[room]) * _ROW) for room in arrows()
     }
     if len(set(place.values())) < len(place):
         raise ValueError("two rooms stand in one place: give one of them another column")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,8 @@ class Kind(NamedTuple):
     again: bool
 
 
-def kinds() -> list[Kind]:
+@cache
+def kinds() -> tuple[Kind, ...]:
     """Every class of errors with a code of its own, by code; raises ValueError for a code that two classes have."""
     found: dict[str, ast.ClassDef] = {}
     for package in PACKAGES:
@@ -49,7 +51,7 @@ def kinds() -> list[Kind]:
     codes = [kind.code for kind in made]
     if doubled := {code for code in codes if codes.count(code) > 1}:
         raise ValueError(f"codes of more than one class: {', '.join(sorted(doubled))}")
-    return sorted(made, key=lambda kind: kind.code)
+    return tuple(sorted(made, key=lambda kind: kind.code))
 
 
 def _kind(name: str, classes: dict[str, ast.ClassDef]) -> Kind | None:

@@ -30,6 +30,8 @@ SettingsFactory = Callable[..., Settings]
 QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 """A JVM that lives for seconds is quicker without its optimising compiler."""
 _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
+LONGEST_FIRST = (TESTS / "longest_first.txt").read_text(encoding="utf-8").split()
+"""Files of tests that take half a minute or more, the longest first: then no process is alone with one in the end."""
 
 
 def pytest_configure() -> None:
@@ -56,7 +58,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by the folder it lies in."""
+    """Mark each test by the folder it lies in, and put the longest files first."""
+    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).as_posix(), len(place)))
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:

@@ -345,7 +345,7 @@ def _wait(query: RunningQuery) -> None:
         if time.monotonic() >= deadline:
             query.stop()
             raise TimeoutError(f"the stream had not read its records after {ENDS_WITHIN:g} s")
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def _encoded(topic: KafkaTopic, value: Mapping[str, Any]) -> bytes | None:

@@ -63,7 +63,7 @@ def variables(places: Mapping[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("streams", "places"),
     [
-        ("plain", "folder"),
+        pytest.param("plain", "folder", marks=pytest.mark.long),
         ("plain", "store"),
         pytest.param("plain,totals", "folder", marks=pytest.mark.long),
         pytest.param("plain,totals", "store", marks=pytest.mark.long),

@@ -39,12 +39,12 @@ def fed(settings: SettingsFactory, broker: Broker) -> tuple[Settings, str]:
 
 KILLS = (
     "plain:staged:2",  # on the executor path: its files are there and no version lists them
-    "plain:secondary_committed:3",  # its dead letters are committed, by the executors
     "totals:primary_committed:2",  # the rows are in the table, the state may not be in the checkpoint
     "parity:secondary_committed:1",
 )
 MORE_KILLS = (
     "plain:batch_started:1",
+    "plain:secondary_committed:3",  # its dead letters are committed, by the executors
     "plain:batch_committed:3",
     "totals:staged:1",
     "windows:staged:1",

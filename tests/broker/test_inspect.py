@@ -82,7 +82,7 @@ def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: B
     kinds = {"append": "sums", "append-once": "once", "merge": "merged", "sink": "sunk"}
     for topic in kinds.values():
         made.topics.create(topic, 2)
-        jobs.send(topic, range(20))
+        jobs.send(topic, range(12))
     job = {
         kind: {"kind": kind, "topic": topic, "checkpoint": tmp_path / f"c_{topic}", "table": tmp_path / topic}
         for kind, topic in kinds.items()
@@ -109,20 +109,20 @@ def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: B
     assert {w.how for w in look("append-once").tables[0].attribution.writes} == {"transaction"}
 
     for topic in ("sunk", "sums"):
-        jobs.send(topic, range(20, 30))
+        jobs.send(topic, range(12, 18))
     table, second = job["sink"]["table"], tmp_path / "c_sums_second"
     statements = [
         f"OPTIMIZE delta.`{table}`",
-        f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 2",
+        f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 1",
     ]
     again = {**job["append"], "checkpoint": second, "starting": "latest"}
-    later = {"kind": "send", "topic": "sums", "ids": [30, 34]}
+    later = {"kind": "send", "topic": "sums", "ids": [18, 22]}
     assert jobs.run({"kind": "sql", "sql": statements}, job["sink"], again, later, again) == 0
-    every = {(number % 2, number // 2) for number in range(30)}
+    every = {(number % 2, number // 2) for number in range(18)}
     lost = every - set(places(table))
     assert offsets(look("sink"), "missing") == lost and lost
     reset = look("append", second)
-    assert offsets(reset, "missing") == {(number % 2, number // 2) for number in range(20, 30)}
+    assert offsets(reset, "missing") == {(number % 2, number // 2) for number in range(12, 18)}
     assert offsets(reset, "doubled") == doubled
 
     made.topics.delete("sums")

@@ -151,7 +151,7 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
         until(lambda: running.poll(made.spark) or running.status.totals.rows_written >= sent, 120, "all records")
 
     at_once = (PLANNER, WORKERS, FORK_SERVER)  # later ones are started without the server
-    for modules in ((PLANNER,), (WORKERS,), (PLANNER,), at_once, (PLANNER,)):
+    for modules in ((PLANNER,), (WORKERS,), at_once, (PLANNER,)):
         found = [until(lambda module=module: python_processes(module), 60, module) for module in modules]  # type: ignore[misc]
         for process in (process for processes in found for process in processes):
             process.kill()

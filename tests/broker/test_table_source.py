@@ -66,12 +66,12 @@ def test_rows_pass_through_a_table_into_a_second_stream_each_once(bench: BenchFa
 
 KILLS = (
     "copied:primary_committed:3",
-    "copied:batch_committed:4",
     "clean_windows:staged:3",
 )
 MORE_KILLS = (
     "copied:batch_started:1",
     "copied:staged:2",
+    "copied:batch_committed:4",
     "clean_windows:primary_committed:5",
     "sums:primary_committed:2",
 )

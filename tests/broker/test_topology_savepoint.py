@@ -1,4 +1,8 @@
-"""One savepoint of three streams that run on while it is taken: whoever is ahead of its writer's goes back further."""
+"""One savepoint of three streams that run on while it is taken: whoever is ahead of its writer's goes back further.
+
+The short forms: `test_named_savepoints.py` and `test_affected_streams.py` of the unit tests, and
+`test_topology_recovery.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from streaming_jobs.state.savepoints import Savepoint
 
 NAME = "before-release"
 FIRST, CUT, COUNT = 300, 500, 800
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_two_tables_are_joined_and_a_delete_on_either_side_deletes(
         assert test.rows() == expected
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.long)])
 def test_orders_are_joined_with_their_customers_whatever_changes_moves_or_is_deleted(
     operators: ModuleType, stream_test: Callable[..., StreamTest], seed: int
 ) -> None:

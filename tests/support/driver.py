@@ -143,11 +143,13 @@ class Bench:
     def finish(self, running: StreamRunner, seconds: float = 240) -> StreamRunner:
         """Wait for the stream's end and release its lease."""
         try:
-            deadline = time.monotonic() + seconds
+            deadline, look = time.monotonic() + seconds, 0.0
             while not running.ended:
                 running.poll(self.spark)
-                running.refresh_status()
-                assert time.monotonic() < deadline, f"{running.stream.name} did not end within {seconds} s"
+                if (now := time.monotonic()) >= look:  # Spark makes a report of its progress anew for each look
+                    running.refresh_status()
+                    look = now + 0.5
+                assert now < deadline, f"{running.stream.name} did not end within {seconds} s"
                 time.sleep(0.02)
         finally:
             if running.query is not None:

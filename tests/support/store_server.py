@@ -210,12 +210,12 @@ def _body(environ: dict[str, Any]) -> bytes:
 def _serve() -> None:
     import logging
 
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     WSGIRequestHandler.protocol_version = "HTTP/1.1"
-    recorder = _Recorder(DomainDispatcherApplication(create_backend_app))
+    recorder = _Recorder(create_backend_app("s3"))  # moto alone would look for the service of each request
     server = make_server("127.0.0.1", 0, recorder, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"

@@ -18,6 +18,7 @@ from streaming_jobs.errors import PermanentError, UsageError
 from streaming_jobs.preflight.doctor import PYTHONS
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.text.durations import parse_duration
+from tests.conftest import KINDS, LONGEST_FIRST, TESTS
 
 pytestmark = pytest.mark.slow
 
@@ -149,3 +150,10 @@ def test_the_hosted_ci_calls_the_script_that_anybody_can_run_on_every_python_tha
     assert job["strategy"]["matrix"]["python"] == named == [f"{major}.{minor}" for major, minor in PYTHONS]
     assert PROJECT["project"]["requires-python"] == f">={named[0]},<3.{PYTHONS[-1][1] + 1}"
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
+
+
+def test_ci_runs_each_kind_without_its_long_tests_and_begins_with_files_that_there_are() -> None:
+    makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
+    runs = re.findall(r"each \w+ \$\(BIN\)/pytest tests/(\w+) (.*)", makefile)
+    assert {kind for kind, _ in runs} == {*KINDS} and all('not long"' in how for _, how in runs), runs
+    assert [name for name in LONGEST_FIRST if not (TESTS / name).is_file()] == []

@@ -64,9 +64,12 @@ def on_object_store() -> Stream:
 
 
 IN_BOTH = pytest.mark.parametrize("life", [in_memory, in_two_stores, on_object_store], indirect=True)
+_LONG_IN_TWO = pytest.param(in_two_stores, marks=pytest.mark.long)
+ON_A_STORE = pytest.mark.parametrize("life", [in_memory, on_object_store, _LONG_IN_TWO], indirect=True)
+"""Marks a test that always runs on an object store, too, as what it proves depends on the store's commits."""
 
 
-@pytest.fixture(params=[in_memory, on_object_store, pytest.param(in_two_stores, marks=pytest.mark.long)])
+@pytest.fixture(params=[in_memory, pytest.param(on_object_store, marks=pytest.mark.long), _LONG_IN_TWO])
 def life(request: pytest.FixtureRequest, tmp_path: Path) -> Life:
     """A stream of two tables; batches 0 to 2 are right, 3 to 5 are wrong. Its topic has thirty records more."""
     wrong = range(WRONG_FROM, BATCHES)
@@ -160,6 +163,7 @@ def test_a_recovery_replaces_the_wrong_rows_of_every_table(life: Life) -> None:
     assert tables["copies"]["rows"]["corrected"] == changed and tables["copies"]["keys"] is None
 
 
+@ON_A_STORE
 def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     plan = planned(life)
     run_stages(recovery(life, plan))
@@ -173,7 +177,15 @@ def test_it_is_taken_back_to_the_savepoint_from_before_it(life: Life) -> None:
     assert (document["undoes"], document["streams"][0]["generation"]) == (plan.id, {"before": 2, "after": 3})
 
 
-@pytest.mark.parametrize("reached", ["prepare", "replay", "audit", "publish"])
+@pytest.mark.parametrize(
+    ("life", "reached"),
+    [
+        pytest.param(kind, reached, marks=() if kind is in_memory or reached == always else pytest.mark.long)
+        for kind, always in ((in_memory, None), (on_object_store, "publish"), (in_two_stores, None))
+        for reached in ("prepare", "replay", "audit", "publish")
+    ],
+    indirect=["life"],
+)
 def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> None:
     whole = recovery(life, planned(life))
     run_stages(whole, until=reached)
@@ -184,6 +196,7 @@ def test_it_can_be_given_up_until_it_has_published(life: Life, reached: str) -> 
     assert not (life.settings.tables / "_staging").exists() and whole.journal.outcome == "aborted"
 
 
+@ON_A_STORE
 def test_the_commits_of_a_recovery_carry_the_epoch_of_its_lease(life: Life) -> None:
     paused = list(open_tables(life.settings, life.stream).values())
     with take(life.settings, life.stream.name, purpose="session") as lease:
