@@ -98,6 +98,9 @@ def test_nested_rows_and_rows_of_fewer_or_other_fields_become_those_of_the_schem
         {"k": "b", "tags": [], "place": {"x": 0.0, "y": 2.0}},
     ]
     assert returned(serializer, sent(NESTED, rows, 2), lambda _, of_the_key: of_the_key, NESTED) == rows
+    inner = lambda key, _: [Row(k="c", tags=None, place=Row(y=2.0, x=1.0))] if key else []  # noqa: E731
+    expected = [{"k": "c", "tags": None, "place": {"x": 1.0, "y": 2.0}}]
+    assert returned(serializer, sent(NESTED, rows[:1], 2), inner, NESTED) == expected
     odd = lambda key, _: [Row(n=1), Row(more=2, k="z")] if key else []  # noqa: E731
     found = returned(serializer, sent(NESTED, rows[:1], 2), odd, schema_of({"k": "string", "n": "bigint"}))
     assert found == [{"k": None, "n": 1}, {"k": "z", "n": None}]
