@@ -25,7 +25,7 @@ from benchmarks.run import Report, in_turn, progress
 from benchmarks.speed import contestants
 from benchmarks.speed.contestants import Contestant, Recourse, RecourseTopics
 from benchmarks.speed.measure import KINDS, Kind, WrongOutput, backlog, live
-from benchmarks.speed.records import FORMATS, LIVE, WORKS, Records, Work, generate, inputs
+from benchmarks.speed.records import FORMATS, JOINS, LIVE, WORKS, Records, Work, generate, inputs
 from benchmarks.speed.report import Run, draw, load, save, tables
 
 _BACKLOG = "backlog"
@@ -86,7 +86,7 @@ class _Backlogs:
     _fed: set[str] = field(default_factory=set)
 
     def topic(self, work: Work) -> str:
-        name = f"{_BACKLOG}.{work}" if work in FORMATS or work == "joined" else _BACKLOG
+        name = f"{_BACKLOG}.{work}" if work in FORMATS else f"{_BACKLOG}.joined" if work in JOINS else _BACKLOG
         if name not in self._fed:
             for each in inputs(name, work):
                 create_topic(self.place.bootstrap, each)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from benchmarks.feeds import create_topic
 from benchmarks.place import Place
 from benchmarks.processes import REPOSITORY, Child, ChildFailed, clean_environment
-from benchmarks.speed.records import FORMATS, OPERATORS, WORKS, Work, account_name, inputs
+from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS, Work, account_name, inputs
 from benchmarks.speed.topic_watch import (
     CommittedOffsets,
     Markers,
@@ -105,7 +105,7 @@ class Recourse(Contestant):
     modules: ClassVar[Mapping[Work, str]] = {
         **dict.fromkeys(WORKS, "flows"),
         **dict.fromkeys(FORMATS, "format_flows"),
-        **dict.fromkeys(("looked_up", *OPERATORS), "operator_flows"),
+        **dict.fromkeys(("looked_up", *JOINS, *OPERATORS), "operator_flows"),
     }
     """The modules of `benchmarks.speed` that declare the streams."""
     works = tuple(modules)

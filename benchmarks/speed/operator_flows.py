@@ -37,6 +37,17 @@ def joined(payments: DataFrame, confirmations: DataFrame) -> DataFrame:
     return payments.join(after, within).select("id", "account", "confirmation")
 
 
+@stream(source={"payments": _TIMED, "confirmations": _CONFIRMATIONS}, sink=DeltaTable("joined_by_second"))
+def joined_by_second(payments: DataFrame, confirmations: DataFrame) -> DataFrame:
+    """The same, with the second in the key: a payment is compared with its account's confirmations of two seconds."""
+    second = F.floor(F.unix_millis("at") / 1000)
+    met = F.explode(F.array(second - 1, second)).alias("met")
+    columns = ("account AS confirmed", "id AS confirmation", "at AS confirmed_at", "met")
+    after = confirmations.select("*", met).selectExpr(*columns)
+    within = F.expr("confirmed = account AND met = second AND confirmed_at BETWEEN at AND at + INTERVAL 1 SECOND")
+    return payments.withColumn("second", second).join(after, within).select("id", "account", "confirmation")
+
+
 @stream(source=_TIMED, sink=DeltaTable("sessions"))
 def sessions(payments: DataFrame) -> DataFrame:
     """Count and sum by account of payments that are at most a second apart."""

@@ -15,12 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Work = Literal[
-    "stateless", "windowed", "running", "avro", "protobuf", "looked_up", "joined", "sessions", "previous"
+    "stateless", "windowed", "running", "avro", "protobuf", "looked_up", "joined", "joined_by_second", "sessions",
+    "previous",
 ]  # fmt: skip
 WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
 """What every contestant does, and what a comparison measures unless it names others."""
 FORMATS: tuple[Work, ...] = ("avro", "protobuf")
 OPERATORS: tuple[Work, ...] = ("joined", "sessions", "previous")
+JOINS: tuple[Work, ...] = ("joined", "joined_by_second")
 LIKE_STATELESS: tuple[Work, ...] = ("stateless", *FORMATS, "looked_up")
 """Works with the rows of `stateless`: of records in another format, or with the fee from a table."""
 LIVE: tuple[Work, ...] = (*WORKS, *FORMATS, "looked_up")
@@ -128,7 +130,7 @@ def truth(records: Records, work: Work) -> pa.Table:
     if work == "running":
         account, count, total = _sums(records.account, records.amount)
         return _table(work, account=_names(account), count=count, total=total)
-    if work == "joined":
+    if work in JOINS:
         return _pairs(records)
     if work == "previous":
         return _previous(records)
@@ -149,7 +151,7 @@ COLUMNS: dict[Work, pa.Schema] = {
     **{work: pa.schema(_ROW) for work in LIKE_STATELESS},
     "windowed": pa.schema(_WINDOW),
     "running": pa.schema(_TOTALS),
-    "joined": pa.schema([("id", pa.int64()), ("account", pa.string()), ("confirmation", pa.int64())]),
+    **dict.fromkeys(JOINS, pa.schema([("id", pa.int64()), ("account", pa.string()), ("confirmation", pa.int64())])),
     "sessions": pa.schema(_WINDOW),
     "previous": pa.schema([*_ROW[:3], ("previous", pa.int64())]),
 }
@@ -158,7 +160,7 @@ KEYS: dict[Work, tuple[str, ...]] = {
     **dict.fromkeys(LIKE_STATELESS, ("id",)),
     "windowed": ("start", "account"),
     "running": ("account",),
-    "joined": ("id", "confirmation"),
+    **dict.fromkeys(JOINS, ("id", "confirmation")),
     "sessions": ("start", "account"),
     "previous": ("id",),
 }
@@ -166,7 +168,7 @@ KEYS: dict[Work, tuple[str, ...]] = {
 
 def inputs(topic: str, work: Work) -> tuple[str, ...]:
     """The topics that a work reads; record `n` is in topic `n` modulo their number."""
-    return (topic, f"{topic}.confirmations") if work == "joined" else (topic,)
+    return (topic, f"{topic}.confirmations") if work in JOINS else (topic,)
 
 
 def difference(found: pa.Table, expected: pa.Table, work: Work) -> str | None:
