@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
 
 from benchmarks.processes import Follower
 from benchmarks.run import wait_until
-from benchmarks.speed.records import PARTITIONS, Records
+from benchmarks.speed.records import FORMATS, PARTITIONS, Records, Work, inputs
+from streaming_jobs.declare.schemas import arrow_struct
 from streaming_jobs.examples.flights import dataset
 from streaming_jobs.examples.flights.content import TOPIC as FLIGHTS
 from streaming_jobs.settings import Settings
@@ -28,13 +30,15 @@ def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> Non
     Topics.of(Settings.load().kafka, bootstrap).create(name, partitions)
 
 
-def feed_backlog(bootstrap: str, topic: str, records: Records) -> float:
-    """Put all records into the topic; the seconds that it took. Raises KafkaException when not all arrived."""
+def feed_backlog(bootstrap: str, topic: str, records: Records, work: Work = "stateless") -> float:
+    """Put all records into the input of a work; the seconds that it took. Raises KafkaException if not all arrived."""
     began = time.monotonic()
     producer = _producer(bootstrap, linger_ms=50)
-    messages = _messages(records)
-    for start in range(0, len(messages), _CHUNK):
-        _send(producer, topic, messages[start : start + _CHUNK])
+    topics, messages = inputs(topic, work), _messages(records, work)
+    for number, name in enumerate(topics):
+        share = messages[number :: len(topics)]
+        for start in range(0, len(share), _CHUNK):
+            _send(producer, name, share[start : start + _CHUNK])
     _flush(producer)
     return time.monotonic() - began
 
@@ -42,9 +46,9 @@ def feed_backlog(bootstrap: str, topic: str, records: Records) -> float:
 class LiveFeed:
     """A thread that sends each record at its time, `sent_ms`, and then says how late it was at worst."""
 
-    def __init__(self, bootstrap: str, topic: str, records: Records) -> None:
+    def __init__(self, bootstrap: str, topic: str, records: Records, work: Work = "stateless") -> None:
         self.worst_ms = 0.0
-        self._topic, self._due, self._messages, self._sent = topic, records.sent_ms, _messages(records), 0
+        self._topic, self._due, self._messages, self._sent = topic, records.sent_ms, _messages(records, work), 0
         self._producer = _producer(bootstrap, linger_ms=0)
         self._sender = Follower(self._send_due, _TICK)
         self.start, self.stop = self._sender.start, self._sender.stop
@@ -103,11 +107,23 @@ class YearByYear:
         return {"key": self._records.keys[position], "value": value}
 
 
-def _messages(records: Records) -> list[dict[str, object]]:
+def _messages(records: Records, work: Work) -> list[dict[str, object]]:
     each = zip(
-        records.keys(), records.encoded(), records.partition.tolist(), records.sent_ms.astype(int).tolist(), strict=True
-    )
+        records.keys(), _values(records, work), records.partition.tolist(), records.sent_ms.astype(int).tolist(),
+        strict=True,
+    )  # fmt: skip
     return [{"key": key, "value": value, "partition": p, "timestamp": t} for key, value, p, t in each]
+
+
+def _values(records: Records, work: Work) -> Sequence[bytes]:
+    if work not in FORMATS:
+        return records.encoded()
+    from benchmarks.speed import format_flows
+
+    declared = format_flows.FORMATS[work]
+    fields = pa.schema(arrow_struct(declared.schema))
+    (rows,) = records.payments().cast(fields).combine_chunks().to_batches()
+    return [value or b"" for value in declared.writer().write(rows).values]
 
 
 def _producer(bootstrap: str, *, linger_ms: int, **more: str) -> Producer:

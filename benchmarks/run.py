@@ -129,7 +129,7 @@ def median(values: Sequence[float]) -> float:
 
 def in_turn(contestants: Sequence[T], number: int) -> Sequence[T]:
     """The contestants in the order of a round: each round begins with another one."""
-    first = number % len(contestants)
+    first = number % max(len(contestants), 1)
     return [*contestants[first:], *contestants[:first]]
 
 

@@ -1,4 +1,4 @@
-"""Three works from a backlog and live, beside Kafka Streams, Flink SQL and two ways of plain PySpark.
+"""Works from a backlog and live, beside Kafka Streams, Flink SQL and two ways of plain PySpark.
 
     python -m benchmarks speed                                    everything, more than two hours
     python -m benchmarks speed --peers recourse --works stateless --kinds live --seconds 10 --warm-up 8 --rounds 1
@@ -13,18 +13,19 @@ was disturbed each time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Annotated
 
 from benchmarks.feeds import create_topic, feed_backlog
-from benchmarks.place import place
+from benchmarks.place import Place, place
 from benchmarks.processes import ChildFailed
 from benchmarks.run import Report, in_turn, progress
 from benchmarks.speed import contestants
 from benchmarks.speed.contestants import Contestant, Recourse, RecourseTopics
 from benchmarks.speed.measure import KINDS, Kind, WrongOutput, backlog, live
-from benchmarks.speed.records import WORKS, Work, generate
+from benchmarks.speed.records import FORMATS, JOINS, LIVE, WORKS, Records, Work, generate, inputs
 from benchmarks.speed.report import Run, draw, load, save, tables
 
 _BACKLOG = "backlog"
@@ -57,13 +58,11 @@ def run(
             contestant.prepare()
         with place(heap_mb=512) as here:
             payments = generate(records, seed)
-            if "backlog" in kinds:
-                create_topic(here.bootstrap, _BACKLOG)
-                progress(f"{len(payments):,} records put in {feed_backlog(here.bootstrap, _BACKLOG, payments):.1f} s")
+            backlogs = _Backlogs(here, payments)
 
             def one_run(number: int, work: Work, kind: Kind, contestant: Contestant) -> Run:
-                if kind == "backlog":
-                    return backlog(contestant, work, here, _BACKLOG, payments)
+                if kind == _BACKLOG:
+                    return backlog(contestant, work, here, backlogs.topic(work), payments)
                 return live(contestant, work, here, seed=seed + 1 + number, seconds=seconds, warm_up=warm_up)
 
             for turn in _turns(chosen, works, kinds, rounds):
@@ -78,15 +77,35 @@ def run(
         draw(runs, plot)
 
 
+@dataclass
+class _Backlogs:
+    """The topics that hold the records, each made when the first work needs it."""
+
+    place: Place
+    records: Records
+    _fed: set[str] = field(default_factory=set)
+
+    def topic(self, work: Work) -> str:
+        name = f"{_BACKLOG}.{work}" if work in FORMATS else f"{_BACKLOG}.joined" if work in JOINS else _BACKLOG
+        if name not in self._fed:
+            for each in inputs(name, work):
+                create_topic(self.place.bootstrap, each)
+            seconds = feed_backlog(self.place.bootstrap, name, self.records, work)
+            progress(f"{name}: {len(self.records):,} records put in {seconds:.1f} s")
+            self._fed.add(name)
+        return name
+
+
 Turn = tuple[int, Work, Kind, Contestant]
 
 
 def _turns(chosen: Sequence[Contestant], works: Sequence[Work], kinds: Sequence[Kind], rounds: int) -> Iterator[Turn]:
-    """Contestants take turns on each work; each round begins with another contestant."""
+    """Contestants that can do a work take turns on it; each round begins with another contestant."""
     for number in range(rounds):
         for work in works:
             for kind in kinds:
-                yield from ((number, work, kind, peer) for peer in in_turn(chosen, number))
+                able = [peer for peer in chosen if work in peer.works and (kind == _BACKLOG or work in LIVE)]
+                yield from ((number, work, kind, peer) for peer in in_turn(able, number))
 
 
 def _undisturbed(one_run: Callable[..., Run], turn: Turn, quiet: float) -> Run | None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+import pyarrow as pa
+
 from benchmarks.feeds import create_topic
 from benchmarks.place import Place
 from benchmarks.processes import REPOSITORY, Child, ChildFailed, clean_environment
-from benchmarks.speed.records import Work
+from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS, Work, account_name, inputs
 from benchmarks.speed.topic_watch import (
     CommittedOffsets,
     Markers,
@@ -37,6 +39,8 @@ _FLINK_PYTHON = [
     "--with-requirements", str(_FLINK / "requirements.txt"), "python",
 ]  # fmt: skip
 """The interpreter of an environment with PyFlink, which uv makes once and keeps in its cache."""
+FEES = 100_000
+"""Rows of the table that is looked up."""
 FLINK_JAVA = (11, 17, 21)
 """The versions of Java that Flink 2.2 is made for."""
 
@@ -81,6 +85,7 @@ class Contestant(ABC):
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    works: ClassVar[tuple[Work, ...]] = WORKS
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to build
         """Build what has to be built once, before anything is measured; raises ChildFailed, SetupError."""
@@ -97,14 +102,23 @@ class Contestant(ABC):
 class Recourse(Contestant):
     """The product as shipped: a session of its own with the work's stream; its progress is in the ledger."""
 
-    flows: ClassVar[str] = "benchmarks.speed.flows"
+    modules: ClassVar[Mapping[Work, str]] = {
+        **dict.fromkeys(WORKS, "flows"),
+        **dict.fromkeys(FORMATS, "format_flows"),
+        **dict.fromkeys(("looked_up", *JOINS, *OPERATORS), "operator_flows"),
+    }
+    """The modules of `benchmarks.speed` that declare the streams."""
+    works = tuple(modules)
 
     def start(self, assignment: Assignment) -> Child:
+        if assignment.work == "looked_up":
+            _write_fees(assignment.folder / "home" / "tables" / "fees")
         command = supervised_command([assignment.work])
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
+        flows = f"benchmarks.speed.{self.modules[assignment.work]}"
         run = {"BENCHMARK_TOPIC": assignment.topic, "BENCHMARK_RUN": assignment.folder.name}
-        environment = Place(assignment.folder, assignment.bootstrap).environment([self.flows], **run)
+        environment = Place(assignment.folder, assignment.bootstrap).environment([flows], **run)
         return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')
 
     def watch(self, assignment: Assignment) -> Watch:
@@ -114,7 +128,8 @@ class Recourse(Contestant):
 class RecourseTopics(Recourse):
     """The product with topics as outputs; its progress is the markers in the transactions of the rows."""
 
-    flows: ClassVar[str] = "benchmarks.speed.topic_flows"
+    modules = dict.fromkeys(WORKS, "topic_flows")
+    works = WORKS
 
     def watch(self, assignment: Assignment) -> Watch:
         markers = Markers(assignment.bootstrap, stream=assignment.work, output=assignment.output)
@@ -139,6 +154,8 @@ class PlainSpark(Contestant):
 class KafkaStreams(Contestant):
     """Kafka Streams, exactly_once_v2, built by Maven; its progress is the offsets in the transactions of the rows."""
 
+    works = (*WORKS, *OPERATORS)
+
     def prepare(self) -> None:
         _execute(["mvn", "--quiet", "--batch-mode", "package"], _MAVEN_SECONDS, _MAVEN_PROJECT)
 
@@ -153,9 +170,9 @@ class KafkaStreams(Contestant):
         return assignment.child(command)
 
     def watch(self, assignment: Assignment) -> Watch:
-        group, source = assignment.output, assignment.topic
+        group, sources = assignment.output, inputs(assignment.topic, assignment.work)
         return assignment.topic_watch(
-            CommittedOffsets(assignment.bootstrap, group=group, source=source, rule=OffsetsWithRows())
+            CommittedOffsets(assignment.bootstrap, group=group, sources=sources, rule=OffsetsWithRows())
         )
 
 
@@ -186,10 +203,18 @@ class Flink(Contestant):
         bootstrap, group, records = assignment.bootstrap, assignment.output, assignment.records
         written = OutputTopic(bootstrap, group, work=assignment.work, records=records, rows=assignment.rows)
         rule = OffsetsBeforeRows(written, records)
-        return assignment.topic_watch(CommittedOffsets(bootstrap, group=group, source=assignment.topic, rule=rule))
+        return assignment.topic_watch(CommittedOffsets(bootstrap, group=group, sources=(assignment.topic,), rule=rule))
 
     def _connector(self) -> Path:
         return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
+
+
+def _write_fees(table: Path) -> None:
+    """The table that is looked up: 100,000 accounts, among them those of the records; each pays one percent."""
+    from deltalake import write_deltalake
+
+    accounts = [account_name(number) for number in range(FEES)]
+    write_deltalake(table, pa.table({"account": accounts, "divisor": pa.array([100] * FEES, pa.int64())}))
 
 
 def _execute(command: Sequence[str], seconds: float = _PIP_SECONDS, folder: Path | None = None) -> None:

@@ -22,6 +22,7 @@ from benchmarks.speed.contestants import Assignment, Contestant, Watch
 from benchmarks.speed.records import (
     ACCOUNTS,
     LATENESS_MS,
+    LIKE_STATELESS,
     PARTITIONS,
     RATE,
     WINDOW_MS,
@@ -147,7 +148,7 @@ def live(contestant: Contestant, work: Work, place: Place, *, seed: int, seconds
     with _attempt(contestant, assignment) as attempt:
         records = generate(count, seed, began_ms=(time.time() + _LEAD_SECONDS) * 1000)
         expected = truth(records, work)
-        feed = LiveFeed(place.bootstrap, topic, records)
+        feed = LiveFeed(place.bootstrap, topic, records, work)
         start = float(records.sent_ms[0])
         since, until = start + warm_up * 1000, start + (warm_up + seconds) * 1000
         feed.start()
@@ -206,7 +207,7 @@ def latencies(records: Records, arrivals: pa.Table, work: Work, *, since_ms: flo
     whose event is as late as the window's end and the lateness after it. Of rows that came twice the first counts.
     Raises LookupError for a record that never became readable.
     """
-    measures = {"stateless": _stateless, "windowed": _windowed, "running": _running}
+    measures = {"windowed": _windowed, "running": _running, **dict.fromkeys(LIKE_STATELESS, _stateless)}
     sent, seen = measures[work](records, arrivals)
     measured = (sent >= since_ms) & (sent < until_ms)
     if missing := int(np.isnan(seen[measured]).sum()):

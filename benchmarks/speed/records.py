@@ -2,7 +2,7 @@
 
 A record is JSON of about 120 bytes: an account, an amount in cents, and the time of the event, which is up to two
 seconds before the time at which the record is sent. Two last records an hour later close every window before them.
-Sums are of integers, so that a truth can be exact.
+Sums are of integers, so that a truth can be exact. The work `joined` has its records in two topics, in turns.
 """
 
 from __future__ import annotations
@@ -14,14 +14,27 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Work = Literal["stateless", "windowed", "running"]
+Work = Literal[
+    "stateless", "windowed", "running", "avro", "protobuf", "looked_up", "joined", "joined_by_second", "sessions",
+    "previous",
+]  # fmt: skip
 WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
+"""What every contestant does, and what a comparison measures unless it names others."""
+FORMATS: tuple[Work, ...] = ("avro", "protobuf")
+OPERATORS: tuple[Work, ...] = ("joined", "sessions", "previous")
+JOINS: tuple[Work, ...] = ("joined", "joined_by_second")
+LIKE_STATELESS: tuple[Work, ...] = ("stateless", *FORMATS, "looked_up")
+"""Works with the rows of `stateless`: of records in another format, or with the fee from a table."""
+LIVE: tuple[Work, ...] = (*WORKS, *FORMATS, "looked_up")
+"""Works whose latencies can be told from their rows."""
 
 ACCOUNTS = 1_000
 PARTITIONS = 2
 RATE = 2_000
 """Records a second of event time in a backlog, and of the clock when live."""
 WINDOW_MS, LATENESS_MS = 10_000, 5_000
+GAP_MS, WITHIN_MS = 1_000, 1_000
+"""The longest pause in a session, and the longest time between the two records of a pair."""
 LATE_MS, LATE_SHARE = 2_000, 0.3
 DROPPED_SHARE = 0.1
 BACKLOG_BEGAN_MS = 1_767_225_600_000
@@ -62,9 +75,25 @@ class Records:
             for n, (a, m, t, k) in enumerate(each)
         ]
 
+    def payments(self) -> pa.Table:
+        """The fields of the records, for formats other than JSON."""
+        kinds = np.where(self.dropped, "test", np.array(_KINDS)[self.kind])
+        size = len(self)
+        return pa.table(
+            {
+                "id": np.arange(size),
+                "account": _names(self.account),
+                "amount": self.amount,
+                "at": pa.array(self.at_ms).cast(_TIME),
+                "kind": kinds,
+                "currency": ["EUR"] * size,
+                "country": ["DE"] * size,
+            }
+        )
+
     def keys(self) -> list[bytes]:
         """The key of each record: its account."""
-        names = [account_name(number).encode() for number in range(ACCOUNTS + PARTITIONS)]
+        names = [account_name(number).encode() for number in range(int(self.account.max()) + 1)]
         return [names[number] for number in self.account.tolist()]
 
 
@@ -91,7 +120,7 @@ def generate(count: int, seed: int, *, began_ms: float = BACKLOG_BEGAN_MS, rate:
 
 def truth(records: Records, work: Work) -> pa.Table:
     """What a work must have made of the records, in the order of its key; see `COLUMNS`."""
-    if work == "stateless":
+    if work in LIKE_STATELESS:
         kept = np.flatnonzero(~records.dropped)
         amount = records.amount[kept]
         return _table(
@@ -101,7 +130,13 @@ def truth(records: Records, work: Work) -> pa.Table:
     if work == "running":
         account, count, total = _sums(records.account, records.amount)
         return _table(work, account=_names(account), count=count, total=total)
+    if work in JOINS:
+        return _pairs(records)
+    if work == "previous":
+        return _previous(records)
     closed = records.account < ACCOUNTS  # nothing comes that would close the window of the two last ones
+    if work == "sessions":
+        return _sessions(records.account[closed], records.at_ms[closed], records.amount[closed])
     start = records.at_ms[closed] // WINDOW_MS
     key, count, total = _sums(start * ACCOUNTS + records.account[closed], records.amount[closed])
     starts = key // ACCOUNTS * WINDOW_MS
@@ -110,20 +145,36 @@ def truth(records: Records, work: Work) -> pa.Table:
 
 _TIME = pa.timestamp("ms", "UTC")
 _TOTALS = [("account", pa.string()), ("count", pa.int64()), ("total", pa.int64())]
-_PAYMENT = [("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64()), ("at", _TIME), ("net", pa.int64())]
+_ROW = [("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64()), ("at", _TIME), ("net", pa.int64())]
+_WINDOW = [("start", _TIME), *_TOTALS]
 COLUMNS: dict[Work, pa.Schema] = {
-    "stateless": pa.schema(_PAYMENT),
-    "windowed": pa.schema([("start", _TIME), *_TOTALS]),
+    **{work: pa.schema(_ROW) for work in LIKE_STATELESS},
+    "windowed": pa.schema(_WINDOW),
     "running": pa.schema(_TOTALS),
+    **dict.fromkeys(JOINS, pa.schema([("id", pa.int64()), ("account", pa.string()), ("confirmation", pa.int64())])),
+    "sessions": pa.schema(_WINDOW),
+    "previous": pa.schema([*_ROW[:3], ("previous", pa.int64())]),
 }
 """The columns that are compared, for each work."""
-KEYS: dict[Work, tuple[str, ...]] = {"stateless": ("id",), "windowed": ("start", "account"), "running": ("account",)}
+KEYS: dict[Work, tuple[str, ...]] = {
+    **dict.fromkeys(LIKE_STATELESS, ("id",)),
+    "windowed": ("start", "account"),
+    "running": ("account",),
+    **dict.fromkeys(JOINS, ("id", "confirmation")),
+    "sessions": ("start", "account"),
+    "previous": ("id",),
+}
+
+
+def inputs(topic: str, work: Work) -> tuple[str, ...]:
+    """The topics that a work reads; record `n` is in topic `n` modulo their number."""
+    return (topic, f"{topic}.confirmations") if work in JOINS else (topic,)
 
 
 def difference(found: pa.Table, expected: pa.Table, work: Work) -> str | None:
     """What is wrong with an output, in words; None when it is exactly the truth."""
     keys = list(KEYS[work])
-    found = found.select(COLUMNS[work].names).cast(expected.schema).sort_by([(k, "ascending") for k in keys])
+    found = _sorted(found.select(COLUMNS[work].names).cast(expected.schema), work)
     if found.equals(expected):
         return None
     distinct = found.group_by(keys).aggregate([]).num_rows
@@ -132,6 +183,10 @@ def difference(found: pa.Table, expected: pa.Table, work: Work) -> str | None:
         f"{found.num_rows} rows instead of {expected.num_rows}; {found.num_rows - distinct} with a key that is there "
         f"already, {common} with a key of the truth"
     )
+
+
+def _sorted(rows: pa.Table, work: Work) -> pa.Table:
+    return rows.sort_by([(key, "ascending") for key in KEYS[work]])
 
 
 def _names(accounts: Integers) -> pa.Array:
@@ -145,5 +200,38 @@ def _sums(keys: Integers, amounts: Integers) -> tuple[Integers, Integers, Intege
     return distinct, np.bincount(place).astype(np.int64), total
 
 
+def _pairs(records: Records) -> pa.Table:
+    """Each payment, a record with an even number, with the confirmations of its account within a second after it."""
+    began, numbers = records.at_ms.min(), np.arange(len(records))
+    span = int(records.at_ms.max() - began) + WITHIN_MS + 1
+    key = records.account * span + (records.at_ms - began)
+    confirmations = numbers[1::2][np.argsort(key[1::2])]
+    first = np.searchsorted(key[confirmations], key[::2], side="left")
+    count = np.searchsorted(key[confirmations], key[::2] + WITHIN_MS, side="right") - first
+    payment = np.repeat(numbers[::2], count)
+    place = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(payment))
+    account = _names(records.account[payment])
+    return _table("joined", id=payment, account=account, confirmation=confirmations[place])
+
+
+def _sessions(account: Integers, at_ms: Integers, amount: Integers) -> pa.Table:
+    order = np.lexsort((at_ms, account))
+    account, at_ms = account[order], at_ms[order]
+    first = np.flatnonzero(np.r_[True, (np.diff(account) != 0) | (np.diff(at_ms) > GAP_MS)])
+    total, count = np.add.reduceat(amount[order], first), np.diff(np.r_[first, len(order)])
+    return _table("sessions", start=at_ms[first], account=_names(account[first]), count=count, total=total)
+
+
+def _previous(records: Records) -> pa.Table:
+    """Each record with the amount of the record before it of its account, 0 for the first."""
+    order = np.argsort(records.account, kind="stable")
+    same = np.r_[False, np.diff(records.account[order]) == 0]
+    previous = np.zeros(len(records), np.int64)
+    previous[order] = np.where(same, np.roll(records.amount[order], 1), 0)
+    account = _names(records.account)
+    return _table("previous", id=np.arange(len(records)), account=account, amount=records.amount, previous=previous)
+
+
 def _table(work: Work, **columns: Integers | pa.Array) -> pa.Table:
-    return pa.table({name: pa.array(columns[name]) for name in COLUMNS[work].names}).cast(COLUMNS[work])
+    rows = pa.table({name: pa.array(columns[name]) for name in COLUMNS[work].names}).cast(COLUMNS[work])
+    return _sorted(rows, work)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.run import Row, machine, markdown, panels
-from benchmarks.speed.records import WORKS
+from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS
 
 Run = dict[str, Any]
 MARK = "kafka-streams"
@@ -50,7 +50,10 @@ def values_of(runs: Sequence[Run], figure: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure of a contestant that is to be at least, or at most, `value`; with `of`, times that peer's figure."""
+    """A figure of a contestant that is to be at least, or at most, `value`.
+
+    With `of`, `value` times the figure of that peer, with `of_work`, of the contestant itself for that work.
+    """
 
     peer: str
     work: str
@@ -59,11 +62,19 @@ class Goal:
     value: float
     at_least: bool = False
     of: str | None = None
+    of_work: str | None = None
+
+    @property
+    def mark(self) -> str | None:
+        """The peer or the work with which the figure is compared."""
+        return self.of or self.of_work
 
     def reached(self, runs: Sequence[Run]) -> float | None:
         """What the runs reached of it; None where there are no runs for it."""
-        peers = [self.peer, *([self.of] if self.of else [])]
-        found = [values_of(select(runs, peer=p, work=self.work, kind=self.kind), self.figure) for p in peers]
+        judged = [(self.peer, self.work)]
+        if self.mark:
+            judged.append((self.of or self.peer, self.of_work or self.work))
+        found = [values_of(select(runs, peer=p, work=w, kind=self.kind), self.figure) for p, w in judged]
         if not all(found):
             return None
         reached, *mark = (statistics.median(values) for values in found)
@@ -82,6 +93,11 @@ def goals() -> Iterator[Goal]:
         yield from (Goal("topics-live", work, "live", figure, 2.0, of=MARK) for figure in ("p50_ms", "p99_ms"))
     for work, p50, p99 in zip(WORKS, (150, 300, 200), (300, 450, 400), strict=True):
         yield from (Goal("live", work, "live", f, v) for f, v in (("p50_ms", p50), ("p99_ms", p99), ("peak_mb", 900)))
+    for work in FORMATS:
+        yield Goal("recourse", work, "backlog", "steady_rate", 1.2, at_least=True, of_work="stateless")
+    for work in OPERATORS:
+        yield Goal("recourse", work, "backlog", "steady_rate", 0.7, at_least=True, of=MARK)
+    yield Goal("recourse", JOINS[1], "backlog", "steady_rate", 0.7, at_least=True, of=MARK, of_work=JOINS[0])
     for kind in ("backlog", "live"):
         yield Goal("recourse", "stateless", kind, "session_s", 3.5)
     yield Goal("recourse", "stateless", "backlog", "first_batch_s", 2.5)
@@ -111,7 +127,7 @@ def _judged(goal: Goal, reached: float) -> Row:
         "contestant": goal.peer,
         "work": goal.work,
         "kind": goal.kind,
-        "figure": goal.figure + (f" / {goal.of}" if goal.of else ""),
+        "figure": goal.figure + (f" / {goal.mark}" if goal.mark else ""),
         "reached": _number(reached),
         "goal": f"{'>=' if goal.at_least else '<='} {_number(goal.value)}",
         "met": "yes" if goal.met(reached) else "no",

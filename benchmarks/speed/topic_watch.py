@@ -138,12 +138,14 @@ class OffsetsBeforeRows:
 
 
 class CommittedOffsets:
-    """Progress by the offsets that a consumer group committed in its input; `rule` says when these become points."""
+    """Progress by the offsets that a consumer group committed in its inputs; `rule` says when these become points."""
 
-    def __init__(self, bootstrap: str, *, group: str, source: str, rule: OffsetsWithRows | OffsetsBeforeRows) -> None:
+    def __init__(
+        self, bootstrap: str, *, group: str, sources: Sequence[str], rule: OffsetsWithRows | OffsetsBeforeRows
+    ) -> None:
         # Uncommitted: of the group's offsets it is then told the last committed ones, without waiting for others.
         self._group = _consumer(bootstrap, group, "read_uncommitted")
-        self._source = [TopicPartition(source, partition) for partition in range(PARTITIONS)]
+        self._source = [TopicPartition(name, partition) for name in sources for partition in range(PARTITIONS)]
         self._rule = rule
         self.close = self._group.close
 

@@ -40,7 +40,7 @@ def list_(
     """Print each store of each operator: columns, rows, partitions, skew, growth; and the bytes of the operator.
 
     Skew is the rows of the fullest partition, divided by those of an average one. Growth is the change of the rows
-    since the oldest batch that can be read. Without STREAM: all streams that have state.
+    since the middle one of the batches that can be read. Without STREAM: all streams that have state.
     """
     from streaming_jobs.inspection.operator_state import figures
 

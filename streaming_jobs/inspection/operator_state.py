@@ -7,6 +7,7 @@ Spark removes a file of that batch first, the reading starts again at the newest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 _TIMERS = "timers"
+_GONE = re.compile("FileNotFound|does not exist|STDS_(COMMITTED_BATCH|OFFSET_LOG|OFFSET_METADATA_LOG)_UNAVAILABLE")
 T = TypeVar("T")
 
 
@@ -39,8 +41,8 @@ class StateStore:
 class StoreFigures:
     """A store with the types of its columns; `fullest` is the number of rows of its fullest partition.
 
-    `rows_before` are its rows at batch `before`, the oldest that can be read. `bytes` are those of the files of all
-    stores of its operator, older versions included.
+    `rows_before` are its rows at batch `before`, the middle one of those that can be read. `bytes` are those of the
+    files of all stores of its operator, older versions included.
     """
 
     store: StateStore
@@ -88,7 +90,8 @@ def figures(spark: SparkSession, checkpoint: Checkpoint, batch: int | None = Non
     """The batch that was read, and the figures of every store after it."""
 
     def read(at: int) -> tuple[int, list[StoreFigures]]:
-        before = min(number for number in checkpoint.committed if number <= at)
+        earlier = sorted(number for number in checkpoint.committed if number <= at)
+        before = earlier[(len(earlier) - 1) // 2]  # a live stream removes the oldest one with each batch
         return at, [_figures(spark, checkpoint, at, before, store) for store in stores(spark, checkpoint, at)]
 
     return _reading(checkpoint, batch, read)
@@ -193,6 +196,5 @@ def _reading(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], T]
 
 
 def _file_gone(error: Exception) -> bool:
-    """True if a file of the state was removed while it was read, or before."""
-    text = str(error)
-    return "FileNotFound" in text or "does not exist" in text
+    """True if a file of the checkpoint was removed while it was read, or before."""
+    return _GONE.search(str(error)) is not None

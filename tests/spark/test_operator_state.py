@@ -89,6 +89,19 @@ def test_figures_and_entries_are_those_of_the_batch_that_is_asked_for(stream_tes
         figures(spark, test._checkpoint, 7)
 
 
+def test_growth_is_counted_from_a_batch_that_a_live_stream_keeps_for_a_while(
+    stream_test: Make, spark: SparkSession
+) -> None:
+    test = stream_test(clicks_by_user)
+    for user in "abcde":
+        test.send(click(user))
+        test.run()
+    known = sorted(test._checkpoint.committed)
+    _, [store] = figures(spark, test._checkpoint)
+    assert known[0] < store.before < known[-1], "the oldest one may be gone when it is read"
+    assert (store.rows, store.rows_before) == (5, len(test.batches[: store.before + 1]))
+
+
 def test_both_sides_of_a_join_are_read(stream_test: Make, spark: SparkSession) -> None:
     test = stream_test(clicked)
     test.send(click("a"), topic="views")
@@ -115,8 +128,15 @@ def test_variables_and_timers_of_a_processor_are_read(stream_test: Make, spark: 
     assert test.rows() == [{"user": "a"}, {"user": "b"}]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[FileNotFoundException] File 1.changelog does not exist",
+        "[STDS_COMMITTED_BATCH_UNAVAILABLE] No committed batch",
+    ],
+)
 def test_a_file_that_is_removed_meanwhile_lets_the_newest_batch_be_read_again_and_a_named_one_be_refused(
-    stream_test: Make, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    stream_test: Make, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     test = stream_test(clicks_by_user)
     test.send(click("a"))
@@ -127,7 +147,7 @@ def test_a_file_that_is_removed_meanwhile_lets_the_newest_batch_be_read_again_an
         if gone.is_set():
             return read(*arguments)
         gone.set()
-        raise FileNotFoundError("[FileNotFoundException] File 1.changelog does not exist")
+        raise RuntimeError(text)
 
     monkeypatch.setattr(operator_state, "stores", once)
     assert len(test.state()) == 1

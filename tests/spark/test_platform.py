@@ -80,9 +80,12 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys  # of the worker
 
+        from pyspark.sql.pandas.serializers import TransformWithStateInPySparkRowSerializer as Rows
+
         for _ in batches:
             ready = "streaming_jobs.sources.kafka" in sys.modules and "pyarrow" in sys.modules
             ready = ready and pa.array([1]) and "pandas" not in sys.modules
+            ready = ready and Rows.load_stream.__module__.endswith("processor_rows")
             from_archive = ".zip" in str(sys.modules["pyspark"].__file__)
             equal_hashes = hash("a value") == expected
             row = [[os.getppid()], [ready], [from_archive], [equal_hashes], [os.environ.get("OPENBLAS_NUM_THREADS")]]

@@ -17,7 +17,17 @@ from benchmarks.run import Report, command_line, in_turn, verdict
 from benchmarks.speed.contestants import Recourse, variant
 from benchmarks.speed.measure import latencies, steady_rate
 from benchmarks.speed.peers import flink_sql
-from benchmarks.speed.records import COLUMNS, LATENESS_MS, WINDOW_MS, WORKS, Work, difference, generate, truth
+from benchmarks.speed.records import (
+    COLUMNS,
+    LATENESS_MS,
+    OPERATORS,
+    WINDOW_MS,
+    WORKS,
+    Work,
+    difference,
+    generate,
+    truth,
+)
 from benchmarks.speed.report import tables
 from benchmarks.speed.topic_watch import MarkedBatches, OffsetsBeforeRows, OffsetsWithRows, check_keys
 from benchmarks.speed.watch import SEEN, Point
@@ -79,7 +89,41 @@ def test_the_truth_is_what_a_plain_loop_over_the_records_makes() -> None:
     assert closed | still_open == windows
 
 
-@pytest.mark.parametrize("work", WORKS)
+def test_the_truth_of_a_join_of_sessions_and_of_a_processor_is_what_a_plain_loop_makes() -> None:
+    records = generate(2_000, seed=7)
+    values = [json.loads(value) for value in records.encoded()]
+    by_account: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for value, at in zip(values, records.at_ms.tolist(), strict=True):
+        by_account[value["account"]].append({**value, "ms": at})
+    pairs, sessions, previous = [], [], {}
+    for account, payments in by_account.items():
+        before = 0
+        for payment in payments:
+            previous[payment["id"]] = before
+            before = payment["amount"]
+            pairs += [
+                (payment["id"], other["id"])
+                for other in payments
+                if payment["id"] % 2 == 0 and other["id"] % 2 and 0 <= other["ms"] - payment["ms"] <= 1_000
+            ]
+        ordered = sorted(payments, key=lambda payment: payment["ms"])
+        for number, payment in enumerate(ordered):
+            if number and payment["ms"] - ordered[number - 1]["ms"] <= 1_000:
+                sessions[-1] = (*sessions[-1][:2], sessions[-1][2] + 1, sessions[-1][3] + payment["amount"])
+            else:
+                sessions.append((account, payment["ms"], 1, payment["amount"]))
+    joined = truth(records, "joined").to_pylist()
+    assert sorted((row["id"], row["confirmation"]) for row in joined) == sorted(pairs) and len(pairs) > 300
+    assert {row["account"] for row in joined if row["id"] == pairs[0][0]} == {values[pairs[0][0]]["account"]}
+    rows = [
+        (row["account"], round(row["start"].timestamp() * 1000), row["count"], row["total"])
+        for row in truth(records, "sessions").to_pylist()
+    ]
+    assert sorted(rows) == sorted(session for session in sessions if session[0] < "a001000")
+    assert {row["id"]: row["previous"] for row in truth(records, "previous").to_pylist()} == previous
+
+
+@pytest.mark.parametrize("work", [*WORKS, *OPERATORS])
 def test_a_row_too_few_twice_or_wrong_is_seen(work: Work) -> None:
     right = truth(RECORDS, work)
     mixed = right.take(np.random.default_rng(1).permutation(right.num_rows))
@@ -87,7 +131,7 @@ def test_a_row_too_few_twice_or_wrong_is_seen(work: Work) -> None:
     assert "instead of" in (difference(right.slice(1), right, work) or "")
     assert "1 with a key that is there already" in (difference(pa.concat_tables([right, right[:1]]), right, work) or "")
     rows = right.to_pylist()
-    rows[0]["net" if work == "stateless" else "total"] += 1
+    rows[0][{"stateless": "net", "joined": "id", "previous": "previous"}.get(work, "total")] += 1
     assert difference(pa.Table.from_pylist(rows, right.schema), right, work) is not None
 
 

@@ -40,6 +40,7 @@ _IMPORTED = (
     "streaming_jobs.sources.range_reader",
     "streaming_jobs.sources.topics",
 )
+_PROCESSOR_ROWS = "streaming_jobs.platform.processes.processor_rows"
 _APPLIED = ("PYTHONPATH", "PYTHONUNBUFFERED")
 _REQUEST = 2.0
 """Seconds for a client to say what it wants."""
@@ -81,6 +82,7 @@ def _import() -> None:
     os.environ.update(_ONE_THREAD)
     for module in _IMPORTED:
         importlib.import_module(module)
+    importlib.import_module(_PROCESSOR_ROWS).rows_by_columns()
     for name, value in before.items():  # a user's functions get what the user has set
         if value is None:
             del os.environ[name]

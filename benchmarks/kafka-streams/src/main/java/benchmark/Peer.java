@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.time.Duration;
 import java.util.Properties;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
+import org.apache.kafka.common.serialization.Serde;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
@@ -13,18 +14,23 @@ import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler;
 import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.Grouped;
+import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.KGroupedStream;
 import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.SessionWindows;
+import org.apache.kafka.streams.kstream.StreamJoined;
 import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.Suppressed.BufferConfig;
 import org.apache.kafka.streams.kstream.TimeWindows;
 import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.SessionStore;
+import org.apache.kafka.streams.state.Stores;
 import org.apache.kafka.streams.state.WindowStore;
 
 /**
- * The three works with Kafka Streams, exactly once.
+ * The works with Kafka Streams, exactly once.
  *
  * <pre>java benchmark.Peer WORK BOOTSTRAP INPUT OUTPUT STATE_FOLDER</pre>
  *
@@ -38,17 +44,24 @@ public final class Peer {
         String input = arguments[2];
         String output = arguments[3];
         StreamsBuilder builder = new StreamsBuilder();
-        KStream<String, Payment> payments = builder.stream(
-            input,
-            Consumed.with(Serdes.String(), Json.serde(Payment.class))
-                .withTimestampExtractor((item, before) -> ((Payment) item.value()).at.toEpochMilli()));
+        KStream<String, Payment> payments = payments(builder, input);
         switch (work) {
             case "stateless" -> stateless(payments, output);
             case "windowed" -> windowed(payments, output);
             case "running" -> running(payments, output);
+            case "joined" -> joined(payments, payments(builder, input + ".confirmations"), output);
+            case "sessions" -> sessions(payments, output);
+            case "previous" -> previous(builder, payments, output);
             default -> throw new IllegalArgumentException("no such work: " + work);
         }
         run(builder, settings(output, arguments[1], arguments[4]));
+    }
+
+    private static KStream<String, Payment> payments(StreamsBuilder builder, String input) {
+        return builder.stream(
+            input,
+            Consumed.with(Serdes.String(), Json.serde(Payment.class))
+                .withTimestampExtractor((item, before) -> ((Payment) item.value()).at.toEpochMilli()));
     }
 
     private static void stateless(KStream<String, Payment> payments, String output) {
@@ -77,6 +90,46 @@ public final class Peer {
             .aggregate(Total::new, (account, payment, total) -> total.add(account, payment.amount), state)
             .toStream()
             .to(output, totals());
+    }
+
+    private static void joined(
+            KStream<String, Payment> payments, KStream<String, Payment> confirmations, String output) {
+        JoinWindows second = JoinWindows
+            .ofTimeDifferenceAndGrace(Duration.ofSeconds(1), Duration.ofSeconds(5))
+            .before(Duration.ZERO);
+        Serde<Payment> value = Json.serde(Payment.class);
+        payments
+            .join(
+                confirmations,
+                (payment, confirmation) -> new Pair(payment.id, payment.account, confirmation.id),
+                second,
+                StreamJoined.with(Serdes.String(), value, value))
+            .to(output, Produced.with(Serdes.String(), Json.serde(Pair.class)));
+    }
+
+    private static void sessions(KStream<String, Payment> payments, String output) {
+        Materialized<String, Total, SessionStore<Bytes, byte[]>> state =
+            Materialized.with(Serdes.String(), Json.serde(Total.class));
+        grouped(payments)
+            .windowedBy(SessionWindows.ofInactivityGapAndGrace(Duration.ofSeconds(1), Duration.ofSeconds(5)))
+            .aggregate(
+                Total::new,
+                (account, payment, total) -> total.add(account, payment.amount),
+                (account, one, other) -> one.plus(other),
+                state)
+            .suppress(Suppressed.untilWindowCloses(BufferConfig.unbounded()))
+            .toStream()
+            .map((window, total) -> KeyValue.pair(window.key(), total.at(window.window().start())))
+            .to(output, totals());
+    }
+
+    private static void previous(StreamsBuilder builder, KStream<String, Payment> payments, String output) {
+        builder.addStateStore(
+            Stores.keyValueStoreBuilder(Stores.persistentKeyValueStore("last"), Serdes.String(), Serdes.Long())
+                .withCachingEnabled());
+        payments
+            .process(Previous::new, "last")
+            .to(output, Produced.with(Serdes.String(), Json.serde(Step.class)));
     }
 
     private static KGroupedStream<String, Payment> grouped(KStream<String, Payment> payments) {

@@ -14,6 +14,14 @@ public final class Total {
         return this;
     }
 
+    /** Both together; the one without payments has no account. */
+    public Total plus(Total other) {
+        account = other.account == null ? account : other.account;
+        count += other.count;
+        total += other.total;
+        return this;
+    }
+
     public Total at(long windowStart) {
         start = windowStart;
         return this;
