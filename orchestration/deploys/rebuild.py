@@ -18,6 +18,9 @@ from streaming_jobs.text.spelling import counted
 
 def rebuild_words(settings: Settings, stream: Stream) -> Iterator[str]:
     """Yields the lines; only the command if the stream's files or the broker do not say more."""
+    if stream.postgres_tables:
+        yield f"rebuild the state: {stream.rebuild_step()}"
+        return
     try:
         snapshot = look_for_plan(settings, stream, lambda: Topics.of(settings.kafka, bootstrap_servers(settings)))
         yield from words_of(snapshot)
