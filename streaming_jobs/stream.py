@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from streaming_jobs.declare.error_policy import DEFAULT_POLICY, ErrorPolicy
 from streaming_jobs.declare.lookup import Lookup, checked_lookups
 from streaming_jobs.declare.names import checked_choice, checked_name, checked_names, checked_parts, checked_schema
-from streaming_jobs.declare.postgres_table import PostgresTable, checked_postgres_tables
+from streaming_jobs.declare.postgres_table import PUT_RIGHT, PostgresTable, checked_postgres_tables
 from streaming_jobs.declare.rules import NO_RULES, RowRules, Rule, rules_by_sink
 from streaming_jobs.declare.slices import Slices, check_slices
 from streaming_jobs.declare.table import (
@@ -40,6 +40,7 @@ from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.declare.topic import MAX_AHEAD, KafkaTopic
 from streaming_jobs.declare.topic_sink import KafkaSink, checked_topic_sinks
 from streaming_jobs.errors import UsageError
+from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instead
 
 if TYPE_CHECKING:
@@ -252,6 +253,12 @@ class Stream:
         return (*(() if self.batches_only else self.sinks), *self.topic_sinks, *self.postgres_tables)
 
     @property
+    def external_words(self) -> tuple[str, ...]:
+        """The sinks that are no Delta tables, for messages."""
+        topics = (f"topic {sink.name}" for sink in self.topic_sinks.values())
+        return (*topics, *(f"the PostgreSQL table {table.name}" for table in self.postgres_tables.values()))
+
+    @property
     def batches_only(self) -> bool:
         """True if the only table that it writes is that of its batches, beside topics and tables of PostgreSQL."""
         return bool(self.topic_sinks or self.postgres_tables) and list(self.sinks) == [self.batches]
@@ -260,6 +267,10 @@ class Stream:
     def batches(self) -> str:
         """Name of the primary table of a stream that writes no other Delta table."""
         return f"{self.name}{_BATCHES}"
+
+    def rebuild_step(self, after: int = -1) -> str:
+        """The next step that rebuilds the rows after a batch: a recovery, or what stands in for it."""
+        return PUT_RIGHT if self.postgres_tables else commands.plan(self.name, to_batch=after)
 
     @property
     def primary(self) -> DeclaredTable:

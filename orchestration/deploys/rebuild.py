@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from orchestration.deploys.plan import DeployPlan, StreamDeploy
 from orchestration.recoveries.request import PlanRequest, carry_out, make_requested, topics_of
 from reprocessing import executor
-from reprocessing.plan.affected_streams import through_topics
+from reprocessing.plan.affected_streams import downstream
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.plan.registry import under_way
@@ -40,6 +40,8 @@ class Rebuild:
 
 def rebuild_of(settings: Settings, stream: Stream) -> Rebuild:
     """The rebuild of a stream; only the command if the stream's files or the broker do not say more."""
+    if stream.postgres_tables:
+        return Rebuild((f"rebuild the state: {stream.rebuild_step()}",))
     try:
         snapshot = look_for_plan(settings, stream, lambda: Topics.of(settings.kafka, bootstrap_servers(settings)))
         topics = {topic.name: topic for topic in snapshot.preflight.topics}
@@ -81,13 +83,13 @@ def recovery_plans(settings: Settings, topology: Topology, plan: DeployPlan) -> 
     """
     rebuilt = {each.stream: each for each in plan.rebuilt}
     made: list[RecoveryPlan] = []
-    for name in through_topics(topology.streams, rebuilt):
+    for name in downstream(topology.streams, rebuilt):
         if name not in rebuilt or any(name in each.names for each in made):
             continue
         if (begun := _begun(settings, rebuilt[name])) is not None:
             made.append(begun)
             continue
-        along = tuple(each for each in through_topics(topology.streams, [name]) if each in rebuilt and each != name)
+        along = tuple(each for each in downstream(topology.streams, [name]) if each in rebuilt and each != name)
         discards = bool(rebuilt[name].lost)
         request = PlanRequest((name,), {"batch": "-1"}, discard_state=discards, rebuild=along)
         made.append(make_requested(settings, topology, lambda: topics_of(settings), request))

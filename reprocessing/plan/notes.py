@@ -15,6 +15,7 @@ from reprocessing.plan.targets import Resolved
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.runtime.spark_plan import has_wall_clock
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.redrive_requests import RedriveRequests
@@ -26,6 +27,7 @@ from streaming_jobs.table_sources.versions import replaced_since
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instant_words
 
+_WALL_CLOCK = "the replay has timers of the wall clock at other times, so rows may differ without a bug"
 _ONE_DEPLOY = 900.0
 """Seconds within which a deploy restarts the sessions of several streams."""
 
@@ -63,6 +65,7 @@ def reminders(
             for topic in snapshot.preflight.topics
             if topic.compacted and not topic.archived
         ),
+        *([_WALL_CLOCK] if has_wall_clock(snapshot.record.state_fingerprint) else ()),
         *_replaced_slices(snapshot, start),
         *_replaced_rows(snapshot, start, rebuilt),
         *looked_up(snapshot.settings, snapshot.stream, snapshot.record.generations, start),

@@ -48,6 +48,7 @@ from reprocessing.plan.void_records import (
     written_topics,
 )
 from streaming_jobs.catalog.topology import path_between
+from streaming_jobs.declare.postgres_table import PUT_RIGHT
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import TopicOffsets, decode, offsets_between
 from streaming_jobs.runtime.state_changes import differences
@@ -253,7 +254,6 @@ def _draft(
         raise only_the_broker(snapshot.unreachable, "where the topics begin and end")
     _refuse_other_topics(snapshot)
     check_topic_sinks(snapshot, bounded=request.until is not None)
-    _refuse_postgres(snapshot.stream)
     stateful = bool(snapshot.record.state_fingerprint)
     if request.discard_state and not stateful:
         raise UsageError(f"stream {snapshot.stream.name} keeps no state", "leave out --discard-state")
@@ -275,6 +275,7 @@ def _draft(
             "leave --discard-state, --require and --max-changed out",
         )
     if not resolved.ahead:
+        _refuse_postgres(snapshot.stream)
         _refuse_append_only(snapshot)
     border = None if request.until is None else until_border(snapshot, request.until, resolved)
     remarks += _unknown_yet(snapshot, checks)
@@ -366,7 +367,7 @@ def _unknown_yet(snapshot: PlanningSnapshot, checks: Checks) -> list[str]:
 
 
 class NotRebuilt(UsageError):
-    """The plan covers a stream that writes a table of PostgreSQL, and a recovery does not rebuild such tables.
+    """The plan takes back a stream that writes a table of PostgreSQL, and a recovery does not rebuild such tables.
 
     Let a new stream write the right rows to a new table, beside the old one, and switch the readers over in one
     transaction: docs/postgres_sink.md has the statements, and how to take it back.
@@ -380,8 +381,7 @@ def _refuse_postgres(stream: Stream) -> None:
         names = ", ".join(table.name for table in stream.postgres_tables.values())
         raise NotRebuilt(
             f"stream {stream.name} writes the PostgreSQL table {names}, which a recovery does not rebuild",
-            "declare a new stream with a new table, run it from the topic's beginning, and switch the readers over: "
-            "docs/postgres_sink.md, 'Put a table right'",
+            PUT_RIGHT,
         )
 
 

@@ -235,6 +235,7 @@ def _preview(
         failure=failure,
         notes=tuple(
             _notes(
+                stream,
                 start,
                 end,
                 written,
@@ -359,6 +360,7 @@ def _counts(entries: Sequence[LedgerEntry]) -> Counts:
 
 
 def _notes(
+    stream: Stream,
     start: PreviewStart,
     end: NewestBatch,
     written: Sequence[LedgerEntry],
@@ -366,6 +368,8 @@ def _notes(
     redriven: Sequence[RedriveRequest],
 ) -> list[str]:
     notes = []
+    if stream.external_words:
+        notes.append(f"not compared, since only Delta tables are: {', '.join(stream.external_words)}")
     if len(written) == READ:
         notes.append(f"only the newest {READ:,} published batches are counted")
     for saved in start.savepoint.tables if start.savepoint is not None else ():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.stream import Stream
-from streaming_jobs.text import commands
 from streaming_jobs.verification.dead_letters import OF_ROWS
 
 if TYPE_CHECKING:
@@ -21,17 +20,14 @@ if TYPE_CHECKING:
 
 def check_stream(stream: Stream) -> None:
     """Raise UsageError for a stream whose records cannot be redriven, by its declaration alone."""
-    again = f"rebuild its tables from before them: {commands.plan(stream.name, to_batch=-1)}"
+    again = f"rebuild its tables from before them: {stream.rebuild_step()}"
     if stream.tables_read:
         raise _refused(stream, f"reads table {stream.tables_read[0].name}, whose rows have no offset", again)
-    if stream.topic_sinks or stream.postgres_tables:
-        external = [*(f"topic {s.name}" for s in stream.topic_sinks.values())]
-        external += [f"the PostgreSQL table {t.name}" for t in stream.postgres_tables.values()]
-        raise _refused(
-            stream,
-            f"writes {external[0]}: what is written there exactly once is the stream's batches, in their order",
-            again,
+    if stream.external_words:
+        found = (
+            f"writes {stream.external_words[0]}: what is written there exactly once is the stream's batches, in order"
         )
+        raise _refused(stream, found, again)
     for sink in stream.sinks.values():
         if sink.keys and not sink.order_by:
             raise _refused(
@@ -53,7 +49,7 @@ def check_stream(stream: Stream) -> None:
 
 def with_state(stream: Stream, before: int = -1) -> UsageError:
     """The refusal of a stream that keeps state; `before`: the last batch before the records, -1 if unknown."""
-    again = f"rebuild its tables from before them: {commands.plan(stream.name, to_batch=before)}"
+    again = f"rebuild its tables from before them: {stream.rebuild_step(before)}"
     return _refused(stream, "keeps state: a row depends on other records too", again)
 
 
@@ -68,7 +64,7 @@ def check_plan(stream: Stream, traits: PlanTraits, *, of_rows: bool) -> None:
         raise _refused(
             stream,
             "makes several rows of a record, and the rows that were not set aside are in the table already",
-            f"rebuild its tables: {commands.plan(stream.name, to_batch=-1)}",
+            f"rebuild its tables: {stream.rebuild_step()}",
         )
 
 

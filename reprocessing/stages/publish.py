@@ -118,6 +118,7 @@ def publish(
     tables = _tables_under(lease, settings, stream, at.generation)
     _refuse_foreign(tables, stream, record)
     topics = {sink.ledger_name: at.version for sink in stream.topic_sinks.values() if sink.exactly_once}
+    databases = {table.ledger_name: at.version for table in stream.postgres_tables.values()}
     began_later = {declared.name for declared, role in all_tables(stream) if role in LATE}
     for table in tables:
         primary = table.name == stream.primary.name
@@ -128,7 +129,9 @@ def publish(
             generation=at.generation,
             batch=at.batch,
             offsets=position.offsets,
-            txns={**{other.name: at.version for other in tables if other is not table}, **topics} if primary else {},
+            txns={**{other.name: at.version for other in tables if other is not table}, **topics, **databases}
+            if primary
+            else {},
             code=position.code,
             plan=plan,
         )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from reprocessing.replay import staging
+from reprocessing.stages.database_tables import continue_tables, refuse_to_repeat
 from reprocessing.stages.publish import PublishPosition, fence, fenced_by, publish, refuse_foreign, tables_to_publish
 from reprocessing.stages.recovery import RecoveryContext
 from reprocessing.stages.void_ranges import continue_topics
@@ -36,6 +37,7 @@ def abort(context: RecoveryContext) -> Mapping[str, Any]:
     fenced = fenced_by(context.settings, context.stream, context.plan.id)  # if not, the stream may have run since
     if context.journal.begun("fence") and fenced and context.record.generation != number:
         savepoint = context.kept()
+        refuse_to_repeat(context, savepoint.batch)
         # All tables: after a kill, some may not have it.
         generation = context.plan.generation
         fence(context.settings, context.stream, context.plan.id, generation, passed=True, lease=context.lease)
@@ -107,6 +109,7 @@ def reopen(context: RecoveryContext, savepoint: Savepoint, ends: TopicOffsets, *
     reason, aborts = f"{doing} of {context.plan.id}", doing == "abort"
     opened = Generation(number, time.time(), reason, savepoint.generation, savepoint.batch, aborts=aborts)
     continue_topics(context, Txn(number, savepoint.batch), opened)
+    continue_tables(context, Txn(number, savepoint.batch))
     publish(
         settings,
         context.stream,

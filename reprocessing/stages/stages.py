@@ -49,6 +49,7 @@ from reprocessing.stages.bounded import (
     refuse_other_changes,
 )
 from reprocessing.stages.checks import RebuiltStream, checks_of
+from reprocessing.stages.database_tables import refuse_unfinished_tables
 from reprocessing.stages.publish import fence, fenced_by, has_published, publish, refuse_foreign
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.reopen import check_skip, skip
@@ -169,6 +170,7 @@ class TakeSavepoint(OfOneStream):
         refuse_foreign(context.settings, context.stream, snapshot.record)
         refuse_unfinished(context, snapshot.planned_against.txn)
         refuse_ahead(context, snapshot.planned_against.txn)
+        refuse_unfinished_tables(context, snapshot.planned_against.txn)
         committed = self._committed(snapshot)
         savepoints.drop_outdated(context.settings, context.stream, snapshot.record, committed)
         note = f"before {self.plan.id}"

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 POSTGRES_SINK = "postgres:"
 """Begins the name of such a sink in ledger entries, so that it may share its name with a table or a topic."""
+PUT_RIGHT = (
+    "declare a new stream with a new table, run it from the topic's beginning, and switch the readers over: "
+    "docs/postgres_sink.md, 'Put a table right'"
+)
+"""What stands in for a recovery, which rebuilds no table of PostgreSQL."""
 LEDGER_TABLE = "recourse_ledger"
 _LONGEST = 63
 """Bytes of a name in PostgreSQL, which cuts longer ones."""

@@ -47,11 +47,14 @@ class StateChange:
 OTHER_STATE = "the state of stream "
 
 
-def other_state(stream: str, changes: str) -> PreflightRefused:
-    """The refusal of a start whose state does not fit; its text begins with `OTHER_STATE`."""
+def other_state(stream: str, changes: str, rebuild: str = "") -> PreflightRefused:
+    """The refusal of a start whose state does not fit; its text begins with `OTHER_STATE`.
+
+    `rebuild` is the step that rebuilds the tables; empty: a recovery.
+    """
     return PreflightRefused(
         f"{OTHER_STATE}{stream} was built by another aggregation: {changes}",
-        f"take the change back, or rebuild the tables: {commands.plan(stream, to_batch=-1)}",
+        f"take the change back, or rebuild the tables: {rebuild or commands.plan(stream, to_batch=-1)}",
     )
 
 

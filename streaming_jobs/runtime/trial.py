@@ -86,7 +86,7 @@ def trial(settings: Settings, stream: Stream, spark: SparkSession) -> TrialVerdi
     try:
         builder.check(spark, record, keeps_state=checkpoint.last_committed is not None and not rebuilt)
         if rebuilt:
-            raise other_state(stream.name, change.why)
+            raise other_state(stream.name, change.why, stream.rebuild_step())
     except Exception as error:  # noqa: BLE001 - as above
         classified = classify(error)
         return replace(verdict, found=classified.found, next_step=classified.next_step)

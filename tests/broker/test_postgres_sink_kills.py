@@ -13,7 +13,18 @@ from streaming_jobs.runtime.crash_points import POINTS, TOPIC_POINTS
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
-from tests.support.driver import assert_chained, driver, finished, ledger, other_kills, produce, rows
+from tests.support.driver import (
+    CRASH,
+    assert_chained,
+    command,
+    driver,
+    finished,
+    ledger,
+    other_kills,
+    produce,
+    rows,
+    variables,
+)
 from tests.support.postgres import Postgres, postgres_server
 from tests.support.things import KEYS, expected_totals, thing
 from tests.support.topic_reader import committed
@@ -76,6 +87,51 @@ def test_a_kill_at_any_point_of_a_batch_loses_and_doubles_no_row(
     code, output = run(settings, bootstrap, STREAMS)
     assert code == 0, output[-3000:]
     check(settings, bootstrap, server)
+
+
+def recourse(settings: Settings, bootstrap: str, *arguments: str, kill: str = "", code: int = 0) -> str:
+    """What a command prints, or says if it has to fail."""
+    environment = {**variables(settings.home, bootstrap, FLOWS), "RECOURSE_POSTGRES__URL": settings.postgres.url}
+    done = command(settings.home, {**environment, **({CRASH: kill} if kill else {})}, *arguments)
+    assert done.returncode == code, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stderr if code else done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_records_are_skipped_though_a_table_cannot_be_rebuilt_and_each_other_row_is_there_once(
+    fed: tuple[Settings, str], server: Postgres
+) -> None:
+    settings, bootstrap = fed
+    there = [*range(COUNT)]
+
+    def read(*numbers: int) -> None:
+        """The stream reads what there is, so these numbers are in the table too, and nothing is wrong."""
+        assert run(settings, bootstrap, "pg_copied")[0] == 0
+        there.extend(numbers)
+        assert sorted(n for (n,) in server.rows("SELECT n FROM pg_copies")) == there
+        assert "wrong" not in recourse(settings, bootstrap, "verify", "pg_copied", "--finished")
+
+    def plan() -> str:
+        arguments = ("recover", "plan", "pg_copied", "--to-latest", "--output", "json")
+        return str(json.loads(recourse(settings, bootstrap, *arguments))["id"])
+
+    read()
+    produce(bootstrap, "things", (thing(i) for i in range(COUNT, COUNT + 100)))
+    skip = plan()
+    kill = "pg_copied:recover_continue_table:0"
+    recourse(settings, bootstrap, "recover", "apply", skip, "--yes", kill=kill, code=-signal.SIGKILL)
+    recourse(settings, bootstrap, "recover", "resume", skip, "--yes")
+    produce(bootstrap, "things", (thing(i) for i in range(COUNT + 100, COUNT + 150)))
+    read(*range(COUNT + 100, COUNT + 150))
+    refused = recourse(settings, bootstrap, "recover", "undo", skip, "--yes", code=2)
+    assert "REC-043" in refused and "Put a table right" in refused
+
+    produce(bootstrap, "things", (thing(i) for i in range(COUNT + 150, COUNT + 200)))
+    given_up = plan()
+    recourse(settings, bootstrap, "recover", "apply", given_up, "--yes", kill=kill, code=-signal.SIGKILL)
+    recourse(settings, bootstrap, "recover", "abort", given_up)
+    read(*range(COUNT + 150, COUNT + 200))
+    assert "REC-043" in recourse(settings, bootstrap, "recover", "plan", "pg_copied", "--to-batch", "0", code=2)
 
 
 def check(settings: Settings, bootstrap: str, server: Postgres) -> None:

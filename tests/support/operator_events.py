@@ -28,6 +28,20 @@ class Event:
         return {"k": self.k, "id": self.id, "v": self.v, "at": START + timedelta(seconds=self.at)}
 
 
+@dataclass(frozen=True)
+class Change:
+    """A record of a table's topic: the new value of a key; None deletes the key."""
+
+    topic: str
+    key: str
+    value: dict[str, Any] | None
+
+    @property
+    def partition(self) -> int:
+        """All records of a key are in one of two partitions."""
+        return ord(self.key) % 2
+
+
 def events(seed: int) -> list[Event]:
     """Out of order by up to 20 seconds, some ids twice, and at the end one of each topic that closes all windows."""
     rng = random.Random(seed)
@@ -37,6 +51,48 @@ def events(seed: int) -> list[Event]:
         at = 100 + number * 2 + rng.randint(-10, 10)
         made.append(Event(topic, key, number if rng.random() < 0.8 else max(number - 2, 0), rng.randint(0, 99), at))
     return [*made, *(Event(topic, "z", 1_000, 1, 10_000) for topic in ("events", "others"))]
+
+
+def changes(name: str, seed: int, count: int = 120) -> list[Change]:
+    """Changes of the tables that a stream joins: each key is added, changed, moved and deleted several times."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        value: dict[str, Any] | None
+        if name == "joined_tables":
+            topic, key = rng.choice(["left_table", "right_table"]), rng.choice("abcde")
+            value = rng.choice([None, {"v": rng.randint(0, 99)}, {"v": rng.randint(0, 99)}])
+        elif rng.random() < 0.6:
+            topic, key = "orders_by_id", rng.choice("123456")
+            value = {"customer": rng.choice(["a", "b", "c", None]), "v": rng.randint(0, 99)}
+            value = None if rng.random() < 0.2 else value
+        else:
+            topic, key = "customers_by_id", rng.choice("abc")
+            value = rng.choice([None, *({"name": name} for name in ("Ann", "Bob", "Cy"))])
+        made.append(Change(topic, key, value))
+    return made
+
+
+def newest_values(sent: Sequence[Change], topic: str) -> dict[str, dict[str, Any]]:
+    newest = {change.key: change.value for change in sent if change.topic == topic}
+    return {key: value for key, value in newest.items() if value is not None}
+
+
+def joined_tables(sent: Sequence[Change]) -> dict[str, Rows]:
+    left, right = newest_values(sent, "left_table"), newest_values(sent, "right_table")
+    both = left.keys() & right.keys()
+    return {"joined_tables": Counter((key, left[key]["v"], right[key]["v"]) for key in both)}
+
+
+def orders_with_names(sent: Sequence[Change]) -> dict[str, Rows]:
+    customers = newest_values(sent, "customers_by_id")
+    return {
+        "orders_with_names": Counter(
+            (order, customers[value["customer"]]["name"], value["v"])
+            for order, value in newest_values(sent, "orders_by_id").items()
+            if value["customer"] in customers
+        )
+    }
 
 
 def of(sent: Sequence[Event], topic: str = "events") -> list[Event]:
@@ -148,6 +204,17 @@ TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
         "priced": Counter((e.id, k, price_at(e, sent)) for k, found in in_order(sent) for e in found)
     },
 }
+
+JOINED: dict[str, Callable[[Sequence[Change]], dict[str, Rows]]] = {
+    "joined_tables": joined_tables,
+    "orders_with_names": orders_with_names,
+}
+"""What the joins of tables make of changes; rows whose key is in both tables."""
+
+
+def keyed(sent: Sequence[Event]) -> Counter[tuple[str | None, int]]:
+    """The records that `events_by_key` writes: key and id."""
+    return Counter((event.k, event.id) for event in of(sent))
 
 
 def seen(rows: Sequence[dict[str, Any]]) -> Rows:

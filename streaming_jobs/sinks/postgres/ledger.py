@@ -119,6 +119,16 @@ def refuse_other_stream(row: LedgerRow, stream: str, table: str) -> None:
         )
 
 
+def exceed(lease: WriteLease | None, epoch: int, name: str) -> None:
+    """Make the lease's epoch greater than the table's, as `StoredTable.under` does; `name` is the ledger's."""
+    if lease is None:
+        return
+    # Of the same epoch it is another session's: both have taken the lease (docs/fencing.md).
+    doubled = lease.expires and epoch == lease.epoch and (name, epoch) not in lease.fenced
+    if epoch > lease.epoch or doubled:
+        lease.exceed(epoch)
+
+
 def refuse_older(row: LedgerRow, generation: int, table: str, lease: WriteLease | None) -> None:
     """Raise Fenced if the table is in a newer generation or a later epoch, LeaseLost if the lease has run out."""
     if (at := row.entry.generation) > generation:
@@ -141,6 +151,38 @@ def has(row: LedgerRow, entry: LedgerEntry, table: str) -> bool:
             "put the checkpoint back that belongs to the table; look for a second driver with another state folder",
         )
     return True
+
+
+def take_over(
+    settings: PostgresSettings, stream: str, table: str, lease: WriteLease | None, at: LedgerEntry | None = None
+) -> LedgerRow | None:
+    """Fence the drivers of earlier leases; returns the table's row as it was, None if it has none.
+
+    The table stays at its batch, or continues at `at`, which may be of a later generation. May be repeated. Raises
+    Fenced for a table in a newer generation than that, LeaseLost, LedgerConflict for a later batch or another stream.
+    """
+    database = Database(settings, stream)
+    ledger = DatabaseLedger(database, stream, table)
+    try:
+        with database.transaction(f"fencing table {table}") as connection:
+            row = ledger.lock(connection) if exists(connection, database, LEDGER_TABLE) else None
+            if row is None:
+                return None
+            refuse_other_stream(row, stream, table)
+            entry = at or row.entry
+            exceed(lease, row.epoch, entry.table)
+            refuse_older(row, entry.generation, table, lease)
+            if row.entry.txn > entry.txn:
+                raise LedgerConflict(
+                    f"the PostgreSQL table {table} is to continue at {entry.txn}, and is at {row.entry.txn}",
+                    "look for a driver of the stream with another state folder",
+                )
+            ledger.save(connection, entry, row.epoch if lease is None else lease.epoch)
+        if lease is not None:
+            lease.fenced.add((entry.table, lease.epoch))
+        return row
+    finally:
+        database.close()
 
 
 def look(settings: PostgresSettings, stream: str, table: str) -> tuple[bool, LedgerRow | None]:

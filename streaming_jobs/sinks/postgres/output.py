@@ -18,7 +18,14 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.settings import PostgresSettings
 from streaming_jobs.sinks.base import WriteLease
 from streaming_jobs.sinks.postgres.database import Database
-from streaming_jobs.sinks.postgres.ledger import DatabaseLedger, LedgerRow, has, refuse_older, refuse_other_stream
+from streaming_jobs.sinks.postgres.ledger import (
+    DatabaseLedger,
+    LedgerRow,
+    exceed,
+    has,
+    refuse_older,
+    refuse_other_stream,
+)
 from streaming_jobs.sinks.postgres.rows import JudgedTable, PreparedRows
 from streaming_jobs.sinks.postgres.statements import TableWriter
 from streaming_jobs.sinks.postgres.tables import ensure_tables
@@ -53,7 +60,7 @@ class PostgresOutput(JudgedTable):
         with self._database.transaction(f"opening table {self.declared.name}") as connection:
             row = self._ledger.begin(connection, first)
             refuse_other_stream(row, self.stream, self.declared.name)
-            self._exceed(row.epoch)
+            exceed(self.lease, row.epoch, self.name)
             refuse_older(row, self.generation, self.declared.name, self.lease)
             ensure_tables(connection, self._database, self.declared, self.schema)
             entry = row.entry if row.entry.generation == self.generation else first
@@ -108,16 +115,6 @@ class PostgresOutput(JudgedTable):
     @property
     def _epoch(self) -> int:
         return 0 if self.lease is None else self.lease.epoch
-
-    def _exceed(self, epoch: int) -> None:
-        """Make the lease's epoch greater than the table's, as `StoredTable.under` does."""
-        lease = self.lease
-        if lease is None:
-            return
-        # Of the same epoch it is another session's: both have taken the lease (docs/fencing.md).
-        doubled = lease.expires and epoch == lease.epoch and (self.name, epoch) not in lease.fenced
-        if epoch > lease.epoch or doubled:
-            lease.exceed(epoch)
 
     def _there(self, row: LedgerRow | None) -> LedgerRow:
         if row is None:

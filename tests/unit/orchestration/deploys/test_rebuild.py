@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from reprocessing.plan.journal import journal_of
 from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from streaming_jobs.catalog.topology import Topology
+from streaming_jobs.declare.postgres_table import PUT_RIGHT, PostgresTable
 from streaming_jobs.settings import Settings
 from tests.support.life import Life, Topics, plan_one
 from tests.support.life_flows import STREAM
@@ -28,6 +30,12 @@ def test_with_all_records_the_command_has_their_number_and_without_the_first_one
     assert first.startswith("the state cannot be rebuilt from all records: ")
     assert lost == "lost would be things/0: offsets 0 to 24; totals begin at offset 25"
     assert "recourse recover plan things --to-batch -1 --discard-state (35 records" in command
+
+
+def test_a_stream_that_writes_a_table_of_postgresql_is_not_advised_a_recovery(tmp_path: Path) -> None:
+    writing = replace(STREAM, postgres_tables={"orders": PostgresTable("orders")})
+    [line] = rebuild_of(Settings.load({"home": tmp_path}), writing).lines
+    assert line == f"rebuild the state: {PUT_RIGHT}"
 
 
 def test_a_stream_whose_cost_is_not_known_still_has_its_command(tmp_path: Path) -> None:

@@ -430,3 +430,5 @@ def test_a_stream_that_writes_a_table_of_postgresql_makes_no_plan_and_the_way_ou
         planner._draft_along(request, None, {}, CommittedOffsets(life.settings))
     assert "--leave things; after the recovery, declare a new stream" in refused.value.next_step
     assert "--rebuild" not in refused.value.next_step, "it would be refused too"
+    further = replace(snapshot_of(life, Topics(end=120)), stream=writing.stream)
+    assert plan_one(further, Target("offsets", "0:110")).skips, "a skip rebuilds nothing"

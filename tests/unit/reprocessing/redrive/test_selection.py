@@ -15,6 +15,7 @@ from reprocessing.redrive.records import ranges
 from reprocessing.redrive.refusals import check_stream, refused_rows
 from reprocessing.redrive.selection import OffsetChoice, SetAside, by_reason, choice
 from streaming_jobs import DeltaTable, Holds, Json, KafkaSink, KafkaTopic, Stream, Unique
+from streaming_jobs.declare.postgres_table import PUT_RIGHT, PostgresTable
 from streaming_jobs.errors import UsageError
 from streaming_jobs.sinks.redriven import Place
 
@@ -102,6 +103,13 @@ def test_a_stream_that_cannot_be_redriven_is_refused_with_a_command(sinks: Any, 
     with pytest.raises(UsageError, match=why) as refused:
         check_stream(Stream("orders", rows, {"orders": TOPIC}, sinks, rules=rules))
     assert "recourse recover plan orders" in refused.value.next_step
+
+
+def test_a_stream_that_writes_a_table_of_postgresql_is_not_advised_a_recovery() -> None:
+    sinks = {"t": DeltaTable("t"), "p": PostgresTable("p")}
+    with pytest.raises(UsageError, match="writes the PostgreSQL table p") as refused:
+        check_stream(Stream("orders", rows, {"orders": TOPIC}, sinks))
+    assert PUT_RIGHT in refused.value.next_step and "recover plan" not in refused.value.next_step
 
 
 def test_rows_without_their_record_or_of_an_unknown_table_are_left_with_the_reason() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.settings import PostgresSettings
 from streaming_jobs.sinks.base import BatchOfRows
 from streaming_jobs.sinks.postgres.database import DatabaseRefused, DatabaseUnavailable
-from streaming_jobs.sinks.postgres.ledger import look
+from streaming_jobs.sinks.postgres.ledger import look, take_over
 from streaming_jobs.sinks.postgres.output import PostgresOutput
 from streaming_jobs.sinks.postgres.rows import JudgedWrite
 from streaming_jobs.sinks.schemas import POSITION_FIELD
@@ -197,6 +198,30 @@ def test_a_driver_that_has_lost_its_lease_writes_nothing(output: Any, server: Po
     with pytest.raises(LeaseLost):
         write(table, 0, 1)
     assert server.rows("SELECT * FROM t") == []
+
+
+def test_a_recovery_fences_earlier_drivers_and_lets_the_table_continue_in_a_later_generation(
+    output: Any, server: Postgres
+) -> None:
+    zombie, lease = output(PostgresTable("t"), lease=Lease(1)), Lease(2)
+    assert write(zombie, 4, 1) is not None
+    ready = prepared(zombie, pairs(2), 5)
+    take = partial(take_over, settings_of(server), "flow", "t", lease)
+    assert [row.entry for row in (take(), take()) if row is not None] == [entry(4), entry(4)], "it stays at its batch"
+    with pytest.raises(Fenced, match="epoch 2"):
+        ready.commit(entry(5))
+    moved = replace(entry(4, generation=2), offsets=())
+    for _ in range(2):
+        assert take(moved) is not None
+    later = output(PostgresTable("t"), generation=2, lease=Lease(3))
+    assert later.newest_entry() == moved
+    assert prepared(later, pairs(3), 5).commit(entry(5, generation=2)) is not None
+    with pytest.raises(LedgerConflict, match="is at g0002 batch 5"):
+        take(moved)
+    with pytest.raises(Fenced, match="generation 2"):
+        take(entry(6))
+    assert server.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
+    assert take_over(settings_of(server), "flow", "other", lease) is None
 
 
 def test_a_lease_whose_epochs_were_lost_gets_a_greater_one(output: Any) -> None:
