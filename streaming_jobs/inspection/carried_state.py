@@ -25,7 +25,8 @@ from streaming_jobs.inspection.checkpoint_history import CheckpointHistory
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.spark_on_store import hadoop_path
-from streaming_jobs.runtime.query_builder import QueryBuilder, all_set_to, format_of_state
+from streaming_jobs.runtime.function_plan import all_set_to, format_of_state
+from streaming_jobs.runtime.query_builder import QueryBuilder
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.sources.connection import Connection

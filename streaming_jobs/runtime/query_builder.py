@@ -7,8 +7,7 @@ changed aggregation on existing state, outputs that do not share their state.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streaming_jobs.declare.table import Emit, emits
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.cluster import cores_file
@@ -24,11 +22,12 @@ from streaming_jobs.platform.failures import function_raised
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
-from streaming_jobs.runtime import output_plans, state_fit
+from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchFiles, BatchHooks, BatchReport, DriverPathAttempts, Pause, Replan
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.code_version import loaded_code
+from streaming_jobs.runtime.function_plan import FunctionPlan, all_set_to, emit_of, format_of_state
 from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
@@ -36,17 +35,10 @@ from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import (
-    EMIT,
-    INPUT,
     PlanTraits,
-    has_aggregate,
-    set_to,
-    state_fingerprint,
-    state_input,
-    traits,
     used_columns,
 )
-from streaming_jobs.runtime.state_changes import StateChange, classified, differences, other_state
+from streaming_jobs.runtime.state_changes import StateChange, other_state
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
     ConnectedSinks,
@@ -148,26 +140,6 @@ def triggered(writer: DataStreamWriter, trigger: str, at_least: timedelta) -> Da
     )
 
 
-def format_of_state(of: checkpoint.Checkpoint) -> dict[str, str]:
-    """The option by which Spark goes on in the format that the state has; state of another job may have the first one.
-
-    Spark's default state store knows no other.
-    """
-    return {"spark.sql.streaming.stateStore.checkpointFormatVersion": str(of.state_format)}
-
-
-@contextmanager
-def all_set_to(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """`set_to` for several options."""
-    with ExitStack() as stack:
-        for key, value in values.items():
-            stack.enter_context(set_to(spark, key, value))
-        yield
-
-
-# The sources of a stream for its batches: topics with their archives, and tables.
-
-
 def sources_of(
     stream: Stream,
     stream_settings: StreamSettings,
@@ -226,20 +198,6 @@ class QueryBuilder:
         return self.archives is not None and self.archives.settings.tables != self.settings.tables
 
     @property
-    def _emit(self) -> Emit:
-        """When an operator with state emits: at the same time into all sinks."""
-        return next(iter(self._emits.values()))
-
-    def _share(self, plan_traits: PlanTraits) -> bool:
-        """True if the outputs have to be made of one frame; without state or a join, each batch makes them anew."""
-        return plan_traits.stateful or len(self.stream.sources) > 1
-
-    @property
-    def _emits(self) -> dict[str, Emit]:
-        topics, tables = self.stream.topic_sinks, {**self.stream.sinks, **self.stream.postgres_tables}
-        return {name: topics[name].emit if name in topics else emits(tables[name]) for name in self.stream.output_names}
-
-    @property
     def limits(self) -> BatchLimits:
         return batch_limits(self.stream_settings, len(self.stream.sources), self.trigger, self._commit_interval)
 
@@ -285,10 +243,11 @@ class QueryBuilder:
         pins = self._pins(record.generation)
         lookups = self._lookups.frames(spark, pins)
         outputs = self._outputs({**frames, **lookups})
-        plan_traits = self._checked_traits(outputs)
+        plan = FunctionPlan(self.stream, self.settings, outputs)
+        plan_traits = plan.traits
         self._check_isolation(spark, sources, plan_traits, lookups)
         late = self._late_records(spark, sources)
-        record = self._bound(spark, record, snapshot, starts, outputs)
+        record = self._bound(spark, record, snapshot, starts, plan)
         check_external(self.stream, outputs)
         self._check_lease()  # opening them fences every other driver
         external = self.external.open(
@@ -326,7 +285,7 @@ class QueryBuilder:
             pipeline.files.checkpoint.begin_at(
                 {topic.name: starts[topic.name] for topic in self.stream.sources.values()}
             )
-        if len(outputs) == 1 or self._share(plan_traits):
+        if len(outputs) == 1 or plan.shared:
             # In the tables' columns from the start, so that no batch is planned a second time.
             fitted = fitted_outputs(self.stream, sinks, outputs, [source.name for source in sources])
             frame = fitted[sinks.first.name]
@@ -339,7 +298,7 @@ class QueryBuilder:
                 by_name[reading].build_only(name, used)
         else:
             frame = next(iter(frames.values()))
-        updates = plan_traits.stateful and self._emit == "update"
+        updates = plan_traits.stateful and emit_of(self.stream) == "update"
         writer: DataStreamWriter = (
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
@@ -367,20 +326,32 @@ class QueryBuilder:
         Writes nothing, and needs no broker.
         """
         outputs = self._without_start(spark)
-        plan_traits = self._checked_traits(outputs)
-        self._check_isolation(spark, self._sources({}), plan_traits, self._lookups.frames(spark))
+        plan = FunctionPlan(self.stream, self.settings, outputs)
+        self._check_isolation(spark, self._sources({}), plan.traits, self._lookups.frames(spark))
         self._late_records(spark, self._sources({}))
-        if len(outputs) > 1 and self._share(plan_traits):
+        if len(outputs) > 1 and plan.shared:
             SharedPlan.of(self.stream.name, outputs)
-        fingerprint = self._checked_state(record, outputs, keeps_state=keeps_state)
+        fingerprint = plan.checked_state(record, keeps_state=keeps_state)
         check_external(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
         return fingerprint
 
+    def change(
+        self, spark: SparkSession, record: StreamRecord, of: checkpoint.Checkpoint
+    ) -> tuple[StateChange, list[str]]:
+        """What the function means for the state in the checkpoint, and the columns that the tables gain or lack by it.
+
+        Raises what calling the function raises.
+        """
+        outputs = self._without_start(spark)
+        plan = FunctionPlan(self.stream, self.settings, outputs)
+        return plan.change(spark, record, of), list(column_changes(self.settings, self.stream, outputs))
+
     def discarding(self, spark: SparkSession, folder: Location) -> DataStreamWriter:
         """The query of a stream with one output, on a checkpoint that has begun; its rows go nowhere."""
         [frame] = self._without_start(spark).values()
-        written = frame.writeStream.outputMode("update" if self._emit == "update" else "append").format("noop")
+        mode = "update" if emit_of(self.stream) == "update" else "append"
+        written = frame.writeStream.outputMode(mode).format("noop")
         return triggered(written.option("checkpointLocation", hadoop_path(folder)), self.trigger, self._commit_interval)
 
     def _without_start(self, spark: SparkSession) -> Mapping[str, DataFrame]:
@@ -498,129 +469,30 @@ class QueryBuilder:
         topics = (self.archives or Archives(self.settings)).added_to(self.connection.topics, self.stream)
         return resolve_start(self.stream_settings.start, topics, topic)
 
-    def _checked_traits(self, outputs: Mapping[str, DataFrame]) -> PlanTraits:
-        each = [traits(frame) for frame in outputs.values()]
-        stateful = any(t.stateful for t in each)
-        if stateful and len(set(self._emits.values())) > 1:
-            words = ", ".join(f"{name} at '{emit}'" for name, emit in self._emits.items())
-            raise ConfigurationError(
-                f"stream {self.stream.name} keeps state, which is emitted for all its sinks at the same time, and its "
-                f"sinks want {words}",
-                "write emit='close' at the sinks with keys, or name the keys of the others",
-            )
-        anew = len(outputs) > 1 and not stateful and len(self.stream.sources) == 1
-        if not anew and any(t.reads > len(self.stream.sources) for t in each):
-            raise ConfigurationError(
-                f"stream {self.stream.name} uses a topic's frame twice (a union or a join with itself), and Spark "
-                "would read the topic twice, at two positions",
-                "write it as one pass: a flag column or an explode instead of a union, a window instead of a self-join",
-            )
-        if null_keys := [key for t in each for key in t.null_keys]:
-            raise ConfigurationError(
-                f"stream {self.stream.name} has a full outer join of streams on {', '.join(null_keys)}, and Spark "
-                "would match rows whose keys are null",
-                "rule it out in the join's condition, for each key: [left.key == right.key, left.key.isNotNull()]; "
-                "rows with a null key are then kept, unmatched",
-            )
-        unknown = sorted({operator for t in each for operator in t.unknown})
-        if unknown:
-            route = (
-                "`path` keeps batches on the driver"
-                if self.stream_settings.path == "driver"
-                else "batches take the executors"
-            )
-            event = f"unknown operators may keep state or multiply rows: {route}"
-            log.warning(event, stream=self.stream.name, operators=",".join(unknown))
-        return PlanTraits(
-            stateful=stateful,
-            multiplies=any(t.multiplies for t in each),
-            unknown=tuple(unknown),
-            joins_streams=any(t.joins_streams for t in each),
-            wall_clock=any(t.wall_clock for t in each),
-            watermarks=max(t.watermarks for t in each),
-        )
-
     def _bound(
         self,
         spark: SparkSession,
         record: StreamRecord,
         snapshot: StreamSnapshot,
         starts: TopicOffsets,
-        outputs: Mapping[str, DataFrame],
+        plan: FunctionPlan,
     ) -> StreamRecord:
         """The record with its topics, code and state fingerprint; raises PreflightRefused if state would not fit."""
         if snapshot.checkpoint.planned is None:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
         before = record
-        fingerprint = self._checked_state(before, outputs, keeps_state=snapshot.checkpoint.committed is not None)
-        record = replace(record, state_fingerprint=self._with_input(fingerprint, outputs))
+        fingerprint = plan.checked_state(before, keeps_state=snapshot.checkpoint.committed is not None)
+        record = replace(record, state_fingerprint=plan.with_input(fingerprint))
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
             here = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
-            change = self._change(spark, before, here, outputs)
+            change = plan.change(spark, before, here)
             if change.kind == "state has to be rebuilt":
                 raise other_state(self.stream.name, change.why)
             note = f"before code {changed.code[-1].hash}"
             try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
-
-    def _checked_state(
-        self, record: StreamRecord, outputs: Mapping[str, DataFrame], *, keeps_state: bool
-    ) -> dict[str, str]:
-        before, fingerprint = self._states(record, outputs)
-        if keeps_state and (changes := differences(before, fingerprint)):
-            raise other_state(self.stream.name, changes)
-        return fingerprint
-
-    def _states(
-        self, record: StreamRecord, outputs: Mapping[str, DataFrame]
-    ) -> tuple[Mapping[str, str], dict[str, str]]:
-        """The fingerprints of the state that the stream has, and of the one that its function builds."""
-        fingerprint, before = state_fingerprint(next(iter(outputs.values()))), record.state_fingerprint
-        if has_aggregate(fingerprint):
-            fingerprint[EMIT] = self._emit
-            if has_aggregate(before) and not self.stream.batches_only:  # before `emit`, the table's keys decided
-                before = {EMIT: "update" if self.stream.primary.mode == "upsert" else "close", **before}
-        return before, fingerprint
-
-    def change(
-        self, spark: SparkSession, record: StreamRecord, of: checkpoint.Checkpoint
-    ) -> tuple[StateChange, list[str]]:
-        """What the function means for the state in the checkpoint, and the columns that the tables gain or lack by it.
-
-        Raises what calling the function raises.
-        """
-        outputs = self._without_start(spark)
-        return self._change(spark, record, of, outputs), list(column_changes(self.settings, self.stream, outputs))
-
-    def _change(
-        self, spark: SparkSession, record: StreamRecord, of: checkpoint.Checkpoint, outputs: Mapping[str, DataFrame]
-    ) -> StateChange:
-        plan_traits = self._checked_traits(outputs)
-        before, after = self._states(record, outputs)
-        if of.last_committed is None:
-            return StateChange("harmless", "the stream has no state yet")
-        shared = len(outputs) > 1 and self._share(plan_traits)
-        frame = SharedPlan.of(self.stream.name, outputs).frame if shared else next(iter(outputs.values()))
-        options = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
-        if record.adopted:
-            options |= format_of_state(of)
-        refused = ""
-        if after and not differences(before, after):
-            try:
-                with all_set_to(spark, {**options, "spark.sql.adaptive.enabled": "false"}):
-                    refused = state_fit.refusal(frame, of, updates=self._emit == "update")
-            except state_fit.NotPlanned as error:
-                return StateChange("known after a preview", f"Spark did not plan it beforehand: {error}")
-        return classified(before, self._with_input(after, outputs), refused)
-
-    def _with_input(self, fingerprint: Mapping[str, str], outputs: Mapping[str, DataFrame]) -> dict[str, str]:
-        """The fingerprint of the state, with a hash of what the state is made of."""
-        if not fingerprint:
-            return {}
-        code = loaded_code(self.stream, self.settings.flows).hash
-        return {**fingerprint, INPUT: state_input(next(iter(outputs.values())), code)}
 
     def _pipeline(
         self,

@@ -27,6 +27,7 @@ from streaming_jobs.errors import (
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
+from streaming_jobs.runtime.function_plan import FunctionPlan, emit_of
 from streaming_jobs.runtime.query_builder import (
     QueryBuilder,
     next_batch,
@@ -136,10 +137,10 @@ def test_a_full_outer_join_that_would_match_null_with_null_is_refused_with_the_c
     both = Stream("both", lambda a, b: a, {"a": THINGS, "b": replace(THINGS, name="b")}, {"t": DeltaTable("t")})
     plan = "~Join FullOuter, (k#1 = k#2)\n:- ~StreamingRelationV2 a\n+- ~StreamingRelationV2 b"
     with pytest.raises(ConfigurationError, match="stream both has a full outer join of streams on k = k") as refused:
-        assembly(settings(), both)._checked_traits({"t": with_plan(plan)})
+        _ = FunctionPlan(both, settings(), {"t": with_plan(plan)}).traits
     assert "left.key.isNotNull()" in refused.value.next_step
     mended = plan.replace("(k#1 = k#2)", "((k#1 = k#2) AND isnotnull(k#1))")
-    assert assembly(settings(), both)._checked_traits({"t": with_plan(mended)}).joins_streams
+    assert FunctionPlan(both, settings(), {"t": with_plan(mended)}).traits.joins_streams
 
 
 SUMS = "~Aggregate [k#1], [k#1, sum(v#2) AS s#3]\n+- ~StreamingRelationV2 kafka"
@@ -164,12 +165,14 @@ def test_state_of_an_aggregation_is_read_on_only_with_the_emit_that_it_was_built
     outputs = {"t": with_plan(SUMS)}
     record = replace(first("sums"), state_fingerprint={"0": "Aggregate [k], [k, sum(v) AS s]", **stored})
     if not refused:
-        kept = assembly(settings(), sums)._checked_state(record, outputs, keeps_state=True)
-        assert kept["emit"] == assembly(settings(), sums)._emit
+        kept = FunctionPlan(sums, settings(), outputs).checked_state(record, keeps_state=True)
+        assert kept["emit"] == emit_of(sums)
         return
     with pytest.raises(PreflightRefused, match=f"was built by another aggregation: {refused}"):
-        assembly(settings(), sums)._checked_state(record, outputs, keeps_state=True)
-    assert assembly(settings(), sums)._checked_state(record, outputs, keeps_state=False)["emit"] != stored.get("emit")
+        FunctionPlan(sums, settings(), outputs).checked_state(record, keeps_state=True)
+    assert FunctionPlan(sums, settings(), outputs).checked_state(record, keeps_state=False)["emit"] != stored.get(
+        "emit"
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_a_warning_for_unknown_operators_names_the_path_that_batches_take(
 ) -> None:
     frame = with_plan("~RememberThings [k#1]\n+- ~StreamingRelationV2 kafka")
     with capture_logs() as logs:
-        assembly(settings({"stream.path": path}))._checked_traits({"evens": frame})
+        _ = FunctionPlan(parity, settings({"stream.path": path}), {"evens": frame}).traits
     (warning,) = logs
     assert warning["operators"] == "RememberThings" and warning["event"].endswith(f": {route}")
 
