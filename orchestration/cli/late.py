@@ -54,7 +54,8 @@ def rebuild(
     """Rebuild the slices of the closed days that lack late records; days in a row are one slice, with one commit.
 
     The stream may run or not; it is not disturbed. Needs a broker and Spark if there is anything to rebuild. Exit
-    codes: 0 done, days may be left; 1 failed; 2 usage, also a stream that keeps no late records; 78 records are gone.
+    codes: 0 done, days may be left or lost; 1 failed; 2 usage, also a stream that keeps no late records; 75 another
+    slice of the stream is being rebuilt.
     """
     from orchestration.cli.children import stop_signals_interrupt
     from orchestration.cli.preparations import broker_for_command

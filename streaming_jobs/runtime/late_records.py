@@ -8,8 +8,8 @@ by then; a record that is late for one window and in time for another, of window
                                                        |-> the stream's function -> days of the rows that lack them
                                                        '-> topic, partition, offset, key, event time, days
 
-A record of which the function makes no row is not kept. The rebuild of a slice (`reprocessing/slices`) reads the
-records from their topic again, so their values are not kept.
+A record of a day of which the function makes no row is not kept. The rebuild of a slice (`reprocessing/slices`) reads
+the records from their topic again, so their values are not kept.
 """
 
 from __future__ import annotations

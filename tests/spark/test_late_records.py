@@ -65,7 +65,7 @@ def test_a_record_is_kept_if_its_window_has_ended_and_not_if_it_is_open_or_the_f
     test = closed_at(stream_test, of_windows("1 hour"), NOON)
     send(test, NOON - timedelta(hours=9), NOON - timedelta(microseconds=1))
     send(test, NOON, NOON + timedelta(seconds=1))
-    send(test, NOON - timedelta(hours=2), amount=0)
+    send(test, NOON - timedelta(days=5), amount=0)
     test.send(b"no JSON")
     test.run()
     [entry] = test.batches[1:2]
