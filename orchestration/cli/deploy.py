@@ -181,7 +181,7 @@ def _lines(stream: StreamDeploy, previews: dict[str, int], *, split: bool) -> li
     lines += stream.changes
     if stream.action in ("deploy", "rebuild") or stream.record:
         lines.append(f"the change is: {stream.change}{f' ({stream.why})' if stream.why else ''}")
-        lines += [*stream.columns, *stream.rebuild]
+        lines += stream.rebuild if stream.action == "rebuild" else [*stream.columns, *stream.rebuild]
     lines += [f"WOULD BE REFUSED: {why}" for why in stream.refused]
     if stream.stream in previews:
         lines.append(f"preview: {_ending(previews[stream.stream])}")

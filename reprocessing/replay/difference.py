@@ -46,8 +46,9 @@ KEYS = 20
 KEY_LENGTH = 60
 """Characters at most of a key's text."""
 TOUCHED_KEYS = 1_000
-"""Keys at most that are noted in full, if their JSON has at most so many characters:"""
+"""Keys at most that are noted in full."""
 _TOUCHED_LENGTH, _RANGE_LENGTH = 64_000, 1_000
+"""Characters at most of the JSON of these keys, and of one range: a journal holds them."""
 _FIRST_SECOND = -62_135_596_800  # 0001-01-01; the period that contains it may begin before
 _LAST_SECOND = 253_402_300_799  # of 9999
 # Each divides the next ones of the rough widths, so that fine periods can be joined to rough ones.
