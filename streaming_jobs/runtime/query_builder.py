@@ -347,7 +347,7 @@ class QueryBuilder:
             .foreachBatch(slices.around(pipeline))
         )
         if plan_traits.stateful and plan_traits.watermarks == len(timed) > 0:
-            watermarks.listen(spark, len(timed))
+            watermarks.listen(spark, len(timed), its_own=not plan_traits.semi_joins)
         # Without it, a join of two streams would match rows whose keys are null.
         conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
         if record.adopted:
@@ -524,14 +524,24 @@ class QueryBuilder:
             )
             event = f"unknown operators may keep state or multiply rows: {route}"
             log.warning(event, stream=self.stream.name, operators=",".join(unknown))
+        self._flag_what_no_replay_repeats(each)
         return PlanTraits(
             stateful=stateful,
             multiplies=any(t.multiplies for t in each),
             unknown=tuple(unknown),
             joins_streams=any(t.joins_streams for t in each),
+            semi_joins=any(t.semi_joins for t in each),
             wall_clock=any(t.wall_clock for t in each),
             watermarks=max(t.watermarks for t in each),
         )
+
+    def _flag_what_no_replay_repeats(self, each: Sequence[PlanTraits]) -> None:
+        if unrecorded := sorted({name for traits in each for name in traits.unrecorded}):
+            event = "the function reads a table or files itself: a replay reads what they hold then; declare a lookup"
+            log.warning(event, stream=self.stream.name, reads=", ".join(unrecorded), see="docs/lookup.md")
+        if any(traits.wall_clock for traits in each):
+            event = "timers of the wall clock: a replay fires them at other times, and may write other rows"
+            log.warning(event, stream=self.stream.name, see="docs/streams.md")
 
     def _bound(
         self,
@@ -553,7 +563,7 @@ class QueryBuilder:
             here = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
             change = self._change(spark, before, here, outputs)
             if change.kind == "state has to be rebuilt":
-                raise other_state(self.stream.name, change.why)
+                raise other_state(self.stream.name, change.why, self.stream.rebuild_step())
             note = f"before code {changed.code[-1].hash}"
             try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed
@@ -563,7 +573,7 @@ class QueryBuilder:
     ) -> dict[str, str]:
         before, fingerprint = self._states(record, outputs)
         if keeps_state and (changes := differences(before, fingerprint)):
-            raise other_state(self.stream.name, changes)
+            raise other_state(self.stream.name, changes, self.stream.rebuild_step())
         return fingerprint
 
     def _states(
