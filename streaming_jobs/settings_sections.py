@@ -349,6 +349,7 @@ def in_this_process(master: str) -> bool:
 
 
 _DEPLOY_MODE = "spark.submit.deployMode"
+_WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
 
 
@@ -386,6 +387,11 @@ class SparkSettings(Section):
 
     @model_validator(mode="after")
     def _can_reach_executors(self) -> Self:
+        if self.extra.get(_WATERMARK_POLICY, "min") != "min":
+            raise ValueError(
+                f"{_WATERMARK_POLICY} is not min: the records of a topic that is behind would be dropped as late; for "
+                "a topic without records there is idle_after (docs/streams.md)"
+            )
         if self.extra.get(_DEPLOY_MODE, "client") != "client":
             raise ValueError(f"{_DEPLOY_MODE} is not client: the session itself is the driver of its queries")
         if self.master.startswith("k8s://"):

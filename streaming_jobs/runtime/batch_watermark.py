@@ -9,6 +9,10 @@ for one more record.
     decodes a small batch, and says  -->  sets the tracker to the least of    -->  plans the batch with it
     how far its event times are           all sources, never backwards
 
+A left semi join does not keep a row that the batch's watermark has passed already (Spark 4.2; other joins do, since
+SPARK-49829). With a watermark of the batch's own records, such a row would miss its partners in the same batch. So a
+query with a semi join has the watermark of the records of the batches before.
+
 A batch of many records is decoded later, by workers, so its times are not known: then Spark's own way holds. So it does
 if anything here fails. A repeated batch takes its watermark from `offsets/N`, as ever. A source that has had no record
 for its `idle_after` holds the others back no longer: without it they would wait for its next record.
@@ -53,14 +57,17 @@ public class BatchWatermarks implements Runnable {
     private ServerSocketChannel server;
     private String path;
     private long[] reached;
+    private long[] before;
     private boolean[] idle;
     private MicroBatchExecution query;
 
-    public void listen(String path, int sources) throws Exception {
+    public void listen(String path, int sources, boolean itsOwn) throws Exception {
         this.path = path;
         reached = new long[sources];
+        before = itsOwn ? reached : new long[sources];
         idle = new boolean[sources];
         java.util.Arrays.fill(reached, Long.MIN_VALUE);
+        java.util.Arrays.fill(before, Long.MIN_VALUE);
         server = ServerSocketChannel.open(java.net.StandardProtocolFamily.UNIX);
         server.bind(java.net.UnixDomainSocketAddress.of(path));
         server.configureBlocking(false);
@@ -97,11 +104,12 @@ public class BatchWatermarks implements Runnable {
     }
 
     synchronized long move(int source, long to, boolean isIdle) {
+        before[source] = reached[source];
         reached[source] = Math.max(reached[source], to);
         idle[source] = isIdle;
         if (query == null || query.watermarkTracker() == null) return Long.MIN_VALUE;
         long least = Long.MAX_VALUE;
-        for (int i = 0; i < reached.length; i++) if (!idle[i]) least = Math.min(least, reached[i]);
+        for (int i = 0; i < reached.length; i++) if (!idle[i]) least = Math.min(least, before[i]);
         if (least != Long.MAX_VALUE && least > query.watermarkTracker().currentWatermark()) {
             query.watermarkTracker().setWatermark(least);
             // While nothing was new, Spark has asked whether the next batch would write anything without records, and
@@ -168,13 +176,16 @@ class WatermarkServer:
                 made[source.parameter] = TimedSource(self.path, len(made), source.event_time, delay, seconds)
         return made
 
-    def listen(self, spark: SparkSession, sources: int) -> None:
-        """Begin to listen, in a folder that only this user can open."""
+    def listen(self, spark: SparkSession, sources: int, *, its_own: bool = True) -> None:
+        """Begin to listen, in a folder that only this user can open.
+
+        Without `its_own`, a batch's watermark does not count the batch's own records.
+        """
         folder = Path(self.path).parent
         try:
             folder.mkdir(mode=0o700)
             java = new_object(spark, "BatchWatermarks", _SERVER)
-            java.listen(self.path, sources)
+            java.listen(self.path, sources, its_own)
             self._java = java
         except Exception as error:  # noqa: BLE001 - Spark's own way is right too
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,14 +110,24 @@ class FunctionPlan:
             )
             event = f"unknown operators may keep state or multiply rows: {route}"
             log.warning(event, stream=self.stream.name, operators=",".join(unknown))
+        self._flag_what_no_replay_repeats(each)
         return PlanTraits(
             stateful=stateful,
             multiplies=any(t.multiplies for t in each),
             unknown=tuple(unknown),
             joins_streams=any(t.joins_streams for t in each),
+            semi_joins=any(t.semi_joins for t in each),
             wall_clock=any(t.wall_clock for t in each),
             watermarks=max(t.watermarks for t in each),
         )
+
+    def _flag_what_no_replay_repeats(self, each: Sequence[PlanTraits]) -> None:
+        if unrecorded := sorted({name for traits in each for name in traits.unrecorded}):
+            event = "the function reads a table or files itself: a replay reads what they hold then; declare a lookup"
+            log.warning(event, stream=self.stream.name, reads=", ".join(unrecorded), see="docs/lookup.md")
+        if any(traits.wall_clock for traits in each):
+            event = "timers of the wall clock: a replay fires them at other times, and may write other rows"
+            log.warning(event, stream=self.stream.name, see="docs/streams.md")
 
     @property
     def shared(self) -> bool:
@@ -128,7 +138,7 @@ class FunctionPlan:
         """The fingerprint of the state that the function builds; raises PreflightRefused if it has to keep another."""
         before, fingerprint = self._states(record)
         if keeps_state and (changes := differences(before, fingerprint)):
-            raise other_state(self.stream.name, changes)
+            raise other_state(self.stream.name, changes, self.stream.rebuild_step())
         return fingerprint
 
     def _states(self, record: StreamRecord) -> tuple[Mapping[str, str], dict[str, str]]:

@@ -306,7 +306,7 @@ class QueryBuilder:
             .foreachBatch(slices.around(pipeline))
         )
         if plan_traits.stateful and plan_traits.watermarks == len(timed) > 0:
-            watermarks.listen(spark, len(timed))
+            watermarks.listen(spark, len(timed), its_own=not plan_traits.semi_joins)
         # Without it, a join of two streams would match rows whose keys are null.
         conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
         if record.adopted:
@@ -489,7 +489,7 @@ class QueryBuilder:
             here = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
             change = plan.change(spark, before, here)
             if change.kind == "state has to be rebuilt":
-                raise other_state(self.stream.name, change.why)
+                raise other_state(self.stream.name, change.why, self.stream.rebuild_step())
             note = f"before code {changed.code[-1].hash}"
             try_take(self.settings, self.stream, changed, snapshot.checkpoint.committed, "code", note)
         return changed

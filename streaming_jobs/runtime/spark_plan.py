@@ -132,7 +132,7 @@ STATEFUL_NODE = rf"(?!({'|'.join(_BY_BATCH)})$)({'|'.join(_STATEFUL)}).*"
 _STATELESS_ONCE = tuple(f"{name} " for name in _BY_BATCH)
 """Fingerprints of the first scheme have such nodes."""
 _WALL_CLOCK = re.compile(
-    r"TransformWithState.*, (Append|Update|Complete), ProcessingTime,|WithState .*, ProcessingTimeTimeout$"
+    r"TransformWithState.*, (Append|Update|Complete), ProcessingTime[,;]|WithState .*, ProcessingTimeTimeout(;|$)"
 )
 _WITH_STATE = "FlatMapGroupsInPandasWithState"
 EMIT = "emit"
@@ -173,6 +173,10 @@ _ORDER_DEPENDENT = ("LocalLimit", "Sample", "EventTimeWatermark")
 """Plain operators that choose among rows, or belong to streams only: a batch that has them is not read row by row."""
 _ROW_BY_ROW = {*_PLAIN, *_MULTIPLIES, *_STATIC}.difference(_ORDER_DEPENDENT)
 """Operators of a batch that derive each row from one row; a join is with a table that does not change."""
+_UNRECORDED = re.compile(
+    r"^[\s:+|-]*(?:Relation|RelationV2|HiveTableRelation) ?\[[^\]]*\],? *(?!lookup-)(\S.*)$", re.MULTILINE
+)
+"""A table or files that the function reads itself, and not through a `Lookup`, whose version is in the ledger."""
 _SOURCE = "StreamingRelation"
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -184,6 +188,7 @@ class PlanTraits:
     `watermarks` counts the definitions of watermarks. `unknown` names the streaming operators that are in none of the
     lists here. `null_keys` has the equalities of full outer joins of streams under which Spark would match null with
     null. With `wall_clock`, timers of the wall clock may become due, for which Spark runs batches without an end.
+    `unrecorded` are the tables and files that the function reads itself: of no batch is it known what they held.
     """
 
     stateful: bool
@@ -191,9 +196,11 @@ class PlanTraits:
     reads: int = 1
     unknown: tuple[str, ...] = ()
     joins_streams: bool = False
+    semi_joins: bool = False
     null_keys: tuple[str, ...] = ()
     wall_clock: bool = False
     watermarks: int = 0
+    unrecorded: tuple[str, ...] = ()
 
     @property
     def may_keep_state(self) -> bool:
@@ -243,10 +250,17 @@ def traits_of(plan: str) -> PlanTraits:
         sources,
         unknown,
         joins_streams=bool(joins),
+        semi_joins=any("Join LeftSemi" in line for line in joins),
         null_keys=null_keys,
         wall_clock=wall_clock,
         watermarks=sum(name == "EventTimeWatermark" for name, _ in nodes),
+        unrecorded=tuple(sorted({_GENERATED.sub("", name) for name in _UNRECORDED.findall(plan)})),
     )
+
+
+def has_wall_clock(fingerprint: Mapping[str, str]) -> bool:
+    """True if the state has timers, or times to live, of the wall clock."""
+    return any(_WALL_CLOCK.search(text) for text in fingerprint.values())
 
 
 def _null_keys(join: str) -> Iterator[str]:

@@ -315,7 +315,8 @@ class StreamTest:
         hooks = QueryHooks("available-now", threading.Event(), partial(self._built, pipelines), self._done)
         launched = queries.launch(self._spark, self.stream, checked.snapshot, hooks)
         _wait(launched.query)
-        failure = pipelines[0].failure or launched.query.exception()
+        pipeline = pipelines[0]
+        failure = pipeline.failure or (None if pipeline.stopped_at_border else launched.query.exception())
         if failure is not None and not isinstance(failure, Crashed):
             raise classify(failure)
 

@@ -57,6 +57,23 @@ def test_an_operator_is_equal_to_plain_python(
     assert not test.late
 
 
+@pytest.mark.parametrize("name", ["pairs", "unpaired", "paired", "others_paired", "all_paired"])
+def test_partners_within_a_batch_are_found_however_long_its_time_is(
+    operators: ModuleType, stream_test: Callable[..., StreamTest], name: str
+) -> None:
+    missing = {"events": 5, "others": 3}
+    sent = [Event(topic, "a", n, n, 7 * n) for n in range(60) for topic, each in missing.items() if n % each]
+    sent += [Event(topic, "z", 1_000, 1, 10_000) for topic in ("events", "others")]
+    test = stream_test(getattr(operators, name))
+    for part in (sent[:-2], sent[-2:]):
+        for event in part:
+            test.send(event.value, topic=event.topic)
+        test.run()
+    for table, expected in TRUTHS[name](sent).items():
+        assert seen(test.rows(table)) == expected
+    assert not test.late
+
+
 def test_the_records_of_a_topic_have_the_key_that_was_selected(
     operators: ModuleType, stream_test: Callable[..., StreamTest]
 ) -> None:

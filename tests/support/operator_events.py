@@ -141,6 +141,14 @@ def near(event: Event, others: Sequence[Event]) -> list[Event]:
     return [other for other in others if event.k == other.k and event.k and abs(event.at - other.at) <= 5]
 
 
+def with_partners(sent: Sequence[Event], *, events_too: bool) -> Rows:
+    """Pairs of ids, and the others without a partner; with `events_too`, the events without one, too."""
+    firsts, others = of(sent), of(sent, "others")
+    rows = Counter((e.id, other.id) for e in firsts for other in near(e, others))
+    rows += Counter((None, other.id) for other in others if not near(other, firsts))
+    return rows + Counter((e.id, None) for e in firsts if events_too and not near(e, others))
+
+
 def price_at(event: Event, sent: Sequence[Event]) -> int | None:
     known = [o for o in of(sent, "others") if o.k == event.k and o.at <= event.at]
     return max(known, key=lambda other: (other.at, other.id)).v if known else None
@@ -190,6 +198,9 @@ TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
     "unpaired": lambda sent: {
         "unpaired": Counter((e.id,) for e in of(sent) if e.at < 10_000 and not near(e, of(sent, "others")))
     },
+    "paired": lambda sent: {"paired": Counter((e.id,) for e in of(sent) if near(e, of(sent, "others")))},
+    "others_paired": lambda sent: {"others_paired": with_partners(sent, events_too=False)},
+    "all_paired": lambda sent: {"all_paired": with_partners(sent, events_too=True)},
     "numbered": lambda sent: {
         "numbered": Counter((e.id, k, n) for k, found in in_order(sent) for n, e in enumerate(found, 1))
     },

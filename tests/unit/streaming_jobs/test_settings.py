@@ -369,6 +369,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"broker.port": 70_000}, r"broker\.port \(flag\)"),
     *(({"spark.master": master}, r"spark\.master \(flag\)") for master in ("mesos://host:5050", "locl[*]", "local[")),
     ({"spark.master": "k8s://https://host:443"}, r"spark \(flag\)"),
+    ({"spark.extra": {"spark.sql.streaming.multipleWatermarkPolicy": "max"}}, "dropped as late; .* idle_after"),
     ({"topic_sink.prefix": "a b/ü!"}, "topic_sink.prefix"),
     ({"topic_sink.transaction_timeout": "2 hours"}, "above 15 minutes"),
     ({"stream.trigger": "every 0 seconds"}, "longer than 0"),

@@ -13,7 +13,7 @@ import pytest
 
 from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.output_plans import output_of
-from streaming_jobs.runtime.spark_plan import INPUT, comparable, fingerprint_of, traits_of, used_in
+from streaming_jobs.runtime.spark_plan import INPUT, comparable, fingerprint_of, has_wall_clock, traits_of, used_in
 from streaming_jobs.runtime.state_changes import classified, differences
 from streaming_jobs.settings import StreamSettings
 
@@ -179,6 +179,23 @@ def test_timers_of_the_wall_clock_are_read_off_the_plan() -> None:
     assert traits_of(changed("state_pandas", "NoTimeout", "ProcessingTimeTimeout")).wall_clock
     named = changed("processor", "k#66L", "ProcessingTime#66L")
     assert not traits_of(named).wall_clock, "a column of that name"
+    for name, mode in (("processor", ("EventTime", "ProcessingTime")), ("state_pandas", ("No", "ProcessingTime"))):
+        of_event_time, of_the_wall = fingerprint_of(PLANS[name]), fingerprint_of(changed(name, *mode))
+        assert (has_wall_clock(of_event_time), has_wall_clock(of_the_wall)) == (False, True)
+
+
+def test_a_semi_join_of_streams_is_read_off_the_plan() -> None:
+    assert not any(traits_of(plan).semi_joins for plan in PLANS.values())
+    assert traits_of(changed("join_streams", "Join Inner", "Join LeftSemi")).semi_joins
+    assert not traits_of(changed("join_static", "Join Inner", "Join LeftSemi")).semi_joins, "that keeps no state"
+
+
+def test_what_the_function_reads_itself_is_read_off_the_plan() -> None:
+    assert not any(traits_of(plan).unrecorded for plan in PLANS.values()), "rows of the code are no such thing"
+    lookup = "\n      +- RelationV2[code#1, label#2] lookup-s-names lookup-s-names"
+    assert traits_of(PLANS["join_static"] + lookup).unrecorded == ()
+    itself = "\n      +- Relation [code#1,label#2] csv"
+    assert traits_of(PLANS["join_static"] + itself).unrecorded == ("csv",)
 
 
 FIRST_SCHEME = {
