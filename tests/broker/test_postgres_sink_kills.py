@@ -67,6 +67,7 @@ KILLS = (
     "pg_copied:secondary_committed:2",
     "pg_kept:transaction_open:1",
     "pg_beside:secondary_committed:1",
+    "pg_totals:secondary_committed:1",
 )
 MORE_KILLS = other_kills(STREAMS, KILLS)
 
