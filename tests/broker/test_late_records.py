@@ -110,7 +110,14 @@ def test_a_stream_of_shuffled_records_that_was_killed_has_every_record_once_its_
     send(made, topic, events[300:600])
     crash = {"LATE_TOPIC": topic, "RECOURSE_CRASH": f"{stream.name}:secondary_committed:1+"}
     killed = driver(
-        made.settings, made.bootstrap, stream.name, "--trigger", "available-now", flows=FLOWS, environment=crash
+        made.settings,
+        made.bootstrap,
+        "--streams",
+        stream.name,
+        "--trigger",
+        "available-now",
+        flows=FLOWS,
+        environment=crash,
     )
     code, output = finished(killed)
     assert code == -signal.SIGKILL, output[-3000:]

@@ -80,11 +80,11 @@ def test_a_record_is_kept_if_its_window_has_ended_and_not_if_it_is_open_or_the_f
 
 def test_a_record_that_misses_one_of_its_windows_is_kept_with_the_days_of_all_of_them(stream_test: Make) -> None:
     midnight = datetime(2026, 3, 2, 5, tzinfo=UTC)
-    test = closed_at(stream_test, of_windows("1 hour", "30 minutes", "10 minutes"), midnight + timedelta(minutes=10))
-    in_time, half = midnight + timedelta(minutes=10), midnight + timedelta(minutes=5)
+    test = closed_at(stream_test, of_windows("1 hour", "30 minutes", "10 minutes"), midnight + timedelta(minutes=40))
+    in_time, half = midnight + timedelta(minutes=40), midnight + timedelta(minutes=20)
     send(test, in_time, half)
     test.run()
-    assert kept(test) == [(2, half, [date(2026, 3, 1), date(2026, 3, 2)])], "from 23:10, which is over, and from 23:40"
+    assert kept(test) == [(2, half, [date(2026, 3, 1), date(2026, 3, 2)])], "from 23:40, which is over, and from 0:10"
 
 
 @pytest.mark.parametrize("point", POINTS)
