@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import pyarrow as pa
-
 from benchmarks.feeds import create_topic
 from benchmarks.place import Place
 from benchmarks.processes import REPOSITORY, Child, ChildFailed, clean_environment
-from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS, Work, account_name, inputs
+from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS, Work, inputs
 from benchmarks.speed.topic_watch import (
     CommittedOffsets,
     Markers,
@@ -39,8 +37,6 @@ _FLINK_PYTHON = [
     "--with-requirements", str(_FLINK / "requirements.txt"), "python",
 ]  # fmt: skip
 """The interpreter of an environment with PyFlink, which uv makes once and keeps in its cache."""
-FEES = 100_000
-"""Rows of the table that is looked up."""
 FLINK_JAVA = (11, 17, 21)
 """The versions of Java that Flink 2.2 is made for."""
 
@@ -105,14 +101,12 @@ class Recourse(Contestant):
     modules: ClassVar[Mapping[Work, str]] = {
         **dict.fromkeys(WORKS, "flows"),
         **dict.fromkeys(FORMATS, "format_flows"),
-        **dict.fromkeys(("looked_up", *JOINS, *OPERATORS), "operator_flows"),
+        **dict.fromkeys((*JOINS, *OPERATORS), "operator_flows"),
     }
     """The modules of `benchmarks.speed` that declare the streams."""
     works = tuple(modules)
 
     def start(self, assignment: Assignment) -> Child:
-        if assignment.work == "looked_up":
-            _write_fees(assignment.folder / "home" / "tables" / "fees")
         command = supervised_command([assignment.work])
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
@@ -207,14 +201,6 @@ class Flink(Contestant):
 
     def _connector(self) -> Path:
         return ensure(Settings.load(), parse((_FLINK / "jars.lock").read_text()))[0]
-
-
-def _write_fees(table: Path) -> None:
-    """The table that is looked up: 100,000 accounts, among them those of the records; each pays one percent."""
-    from deltalake import write_deltalake
-
-    accounts = [account_name(number) for number in range(FEES)]
-    write_deltalake(table, pa.table({"account": accounts, "divisor": pa.array([100] * FEES, pa.int64())}))
 
 
 def _execute(command: Sequence[str], seconds: float = _PIP_SECONDS, folder: Path | None = None) -> None:

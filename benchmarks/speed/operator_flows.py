@@ -1,4 +1,4 @@
-"""Further works: a join of two streams, session windows, a processor, and a table that is looked up."""
+"""Further works: a join of two streams, session windows and a processor."""
 
 from __future__ import annotations
 
@@ -12,21 +12,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.speed.flows import PAYMENT, PAYMENTS, TOPIC
 from benchmarks.speed.records import inputs
-from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
-FEES = Lookup("fees", schema={"account": "string", "divisor": "bigint"})
 _TIMED, _CONFIRMATIONS = (
     KafkaTopic(name, value=Json(PAYMENT), event_time="at", lateness="5 seconds") for name in inputs(TOPIC, "joined")
 )
-
-
-@stream(source=PAYMENTS, lookups={"fees": FEES}, sink=DeltaTable("looked_up"))
-def looked_up(payments: DataFrame, fees: DataFrame) -> DataFrame:
-    """Every payment but the tests, with what is left of it after the fee of its account."""
-    kept = payments.where("kind != 'test'").join(fees, "account", "left")
-    return kept.select("id", "account", "amount", "at", "kind", F.expr("amount - amount div divisor").alias("net"))
 
 
 @stream(source={"payments": _TIMED, "confirmations": _CONFIRMATIONS}, sink=DeltaTable("joined"))

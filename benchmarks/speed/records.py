@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Work = Literal[
-    "stateless", "windowed", "running", "avro", "protobuf", "looked_up", "joined", "joined_by_second", "sessions",
+    "stateless", "windowed", "running", "avro", "protobuf", "joined", "joined_by_second", "sessions",
     "previous",
 ]  # fmt: skip
 WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
@@ -23,9 +23,9 @@ WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
 FORMATS: tuple[Work, ...] = ("avro", "protobuf")
 OPERATORS: tuple[Work, ...] = ("joined", "sessions", "previous")
 JOINS: tuple[Work, ...] = ("joined", "joined_by_second")
-LIKE_STATELESS: tuple[Work, ...] = ("stateless", *FORMATS, "looked_up")
-"""Works with the rows of `stateless`: of records in another format, or with the fee from a table."""
-LIVE: tuple[Work, ...] = (*WORKS, *FORMATS, "looked_up")
+LIKE_STATELESS: tuple[Work, ...] = ("stateless", *FORMATS)
+"""Works with the rows of `stateless`, of records in several formats."""
+LIVE: tuple[Work, ...] = (*WORKS, *FORMATS)
 """Works whose latencies can be told from their rows."""
 
 ACCOUNTS = 1_000

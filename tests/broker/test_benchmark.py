@@ -12,7 +12,7 @@ from benchmarks.feeds import create_topic, feed_backlog
 from benchmarks.place import Place
 from benchmarks.speed.contestants import Recourse, RecourseTopics
 from benchmarks.speed.measure import backlog, live
-from benchmarks.speed.records import generate
+from benchmarks.speed.records import WORKS, Work, generate, inputs
 from benchmarks.speed.topic_watch import OutputTopic
 from streaming_jobs.platform.broker import Broker
 from tests.support.waiting import wait_for
@@ -34,6 +34,16 @@ def test_a_backlog_becomes_the_truth_and_gives_figures(contestant: Recourse, pla
     assert figures["records"] == 4_002 and figures["commits"] >= 1
     assert figures["rate"] > 50 and 0 < figures["first_batch_s"] < 60
     assert figures["cpu_s"] > 0 and figures["peak_mb"] > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("work", [work for work in Recourse.works if work not in WORKS])
+def test_the_further_works_become_their_truths(work: Work, place: Place, topic: str) -> None:
+    records = generate(4_000, seed=3)
+    for name in inputs(topic, work):
+        create_topic(place.bootstrap, name)
+    feed_backlog(place.bootstrap, topic, records, work)
+    assert backlog(Recourse("recourse"), work, place, topic, records)["records"] == 4_002
 
 
 @pytest.mark.long
