@@ -93,9 +93,9 @@ def verified(bench: Bench, topic: str) -> dict[str, str]:
 
 
 def closing(events: Sequence[Event], days: int) -> list[Event]:
-    """Two events after all others, of which the first closes their windows, and their days."""
+    """Two events of one window after all others, which close the windows of the others, and their days."""
     after = START + timedelta(days=days + 2)
-    return [(after, "k0", len(events)), (after + timedelta(hours=2), "k0", len(events) + 1)]
+    return [(after, "k0", len(events)), (after + timedelta(minutes=30), "k0", len(events) + 1)]
 
 
 @pytest.mark.timeout(300)
