@@ -1,4 +1,4 @@
-"""A stream of hourly sums that keeps its late records: on the topic and with the code that the environment names."""
+"""A stream of hourly sums that keeps its late records: on the topic that the environment names."""
 
 from __future__ import annotations
 
@@ -19,23 +19,16 @@ EVENT = StructType(
 )
 
 
-def summed(topic: str, code: str = "right") -> Stream:
-    """Sums of the amounts by key and hour; the wrong code adds one to each amount."""
+def summed(topic: str) -> Stream:
+    """Sums of the amounts by key and hour."""
 
-    def right(events: DataFrame) -> DataFrame:
-        return _sums(events, 0)
-
-    def wrong(events: DataFrame) -> DataFrame:
-        return _sums(events, 1)
+    def sums(events: DataFrame) -> DataFrame:
+        by_key = events.groupBy(F.window("at", "1 hour"), "key").agg(F.sum("amount").alias("total"))
+        return by_key.select(F.col("window.start").alias("begin"), "key", "total")
 
     source = KafkaTopic(topic, value=Json(EVENT), event_time="at", lateness="1 minute")
     sink = DeltaTable("hours", slices=Slices("begin", reach="1 hour"), late_rows="keep")
-    return Stream("hours", wrong if code == "wrong" else right, {"events": source}, {"hours": sink})
+    return Stream("hours", sums, {"events": source}, {"hours": sink})
 
 
-def _sums(events: DataFrame, more: int) -> DataFrame:
-    by_key = events.groupBy(F.window("at", "1 hour"), "key").agg(F.sum(F.col("amount") + more).alias("total"))
-    return by_key.select(F.col("window.start").alias("begin"), "key", "total")
-
-
-hours = summed(os.environ.get("LATE_TOPIC", "late"), os.environ.get("LATE_CODE", "right"))
+hours = summed(os.environ.get("LATE_TOPIC", "late"))
