@@ -22,6 +22,8 @@ from reprocessing.stages.recovery import RecoveryContext
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets, WrittenRange, by_place, decode, ends_of
+from streaming_jobs.sinks.stored import StoredTable
+from streaming_jobs.sinks.tables import all_tables, existing_table
 from streaming_jobs.sources.void_ranges import VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.state.stream_record import Generation
@@ -250,10 +252,17 @@ def lagged(context: RecoveryContext) -> bool:
 
 def fenced_versions(context: RecoveryContext) -> Mapping[str, Any]:
     """A finding of the fence: the versions of the tables that other streams of the plan read."""
-    tables = context.published()
-    return (
-        {"versions": {t: tables[t].version for t in context.plan.wrong_versions}} if context.plan.wrong_versions else {}
-    )
+    versions = {name: table.version for name, table in _read_by_others(context).items()}
+    return {"versions": versions} if versions else {}
+
+
+def _read_by_others(context: RecoveryContext) -> dict[str, StoredTable]:
+    """The stream's tables that other streams of the plan read."""
+    return {
+        declared.name: existing_table(context.settings, declared, context.stream.name)
+        for declared, _ in all_tables(context.stream)
+        if declared.name in context.plan.wrong_versions
+    }
 
 
 def rebuilt_versions(context: RecoveryContext) -> Iterator[tuple[str, int, int]]:
@@ -267,9 +276,8 @@ def rebuilt_versions(context: RecoveryContext) -> Iterator[tuple[str, int, int]]
 
 def refuse_ahead(context: RecoveryContext, position: Txn) -> None:
     """Raise UsageError for a batch that a table which others read has, and the primary table does not."""
-    tables = context.published()
-    for name in context.plan.wrong_versions:
-        if (at := tables[name].position) is not None and at > position:
+    for name, table in _read_by_others(context).items():
+        if (at := table.position) is not None and at > position:
             raise UsageError(
                 f"table {name} has {at}, and the primary table of stream {context.stream.name} lacks it",
                 f"let the stream finish it ({commands.run(context.stream.name, trigger='available-now')}); then resume",
