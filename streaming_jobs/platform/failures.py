@@ -259,10 +259,9 @@ def _raised(text: str) -> tuple[str, str] | None:
     if _WORKER.search(text):
         lines = text[text.rindex("Traceback (most recent call last)") :].split("\n")[1:]
         last = next((line for line in lines if line and not line.startswith(" ")), "an exception")
-        places = [
-            (m["file"], m["line"]) for line in lines if (m := _PLACE.match(line)) and "/pyspark/" not in m["file"]
-        ]
-        if not _in_users_code(places) and any(file.startswith(_OWN) for file, _ in places):
+        frames = [(m["file"], m["line"]) for line in lines if (m := _PLACE.match(line))]
+        places = [(file, line) for file, line in frames if "/pyspark/" not in file]
+        if not _in_users_code(places) and _raised_by_own(frames):
             return None
         place = _in_users_code(places) or "".join(f" ({file}:{line})" for file, line in places[-1:])
         return f"{last.strip()[:500]}{place}", f"{last.partition(':')[0]}{place}"
@@ -270,6 +269,15 @@ def _raised(text: str) -> tuple[str, str] | None:
         place = _context(text[match.start() :])
         return text[match.start() :].partition("\n")[0].strip()[:500] + place, f"{match[1]}{place}"
     return None
+
+
+def _raised_by_own(frames: Sequence[tuple[str, object]]) -> bool:
+    """True if Recourse's own code has raised, or a library that it called.
+
+    Not where PySpark, called by it, could not call the stream's code: rows of processors go through own code.
+    """
+    callers = [file for file, _ in frames if file.startswith(_OWN) or "/pyspark/" in file]
+    return bool(callers) and callers[-1].startswith(_OWN)
 
 
 def _context(text: str) -> str:

@@ -33,14 +33,17 @@ def run(test: StreamTest, sent: Sequence[Event], seed: int) -> None:
     rng = random.Random(seed)
     topics = {topic.name for topic in test.stream.topics}
     cuts = sorted({rng.randrange(1, len(sent) - 2), len(sent) - 2, len(sent)})  # what closes the windows comes alone
+    killed = False
     for begin, end in zip([0, *cuts], cuts, strict=False):
-        for event in sent[begin:end]:
-            if event.topic in topics:
-                test.send(event.value, topic=event.topic, partition=rng.randrange(2), timestamp=time(event.at))
-        if begin == cuts[0]:
+        read = [event for event in sent[begin:end] if event.topic in topics]
+        for event in read:
+            test.send(event.value, topic=event.topic, partition=rng.randrange(2), timestamp=time(event.at))
+        if begin and read and not killed:
+            killed = True
             test.crash_at(rng.choice(["staged", "primary_committed"]))
             test.run()
         test.run()
+    assert killed
 
 
 @pytest.mark.parametrize("name", list(TRUTHS))
