@@ -34,10 +34,13 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(autouse=True)
-def names_are_free_again(bench: BenchFactory) -> Iterator[None]:
+def names_are_free(bench: BenchFactory, recipes: ModuleType) -> Iterator[None]:
     """The page's topics have ordinary names, which other tests of the shared broker use too."""
     topics = bench().topics
-    before = topics.names()
+    streams = [each for each in vars(recipes).values() if isinstance(each, Stream)]
+    before = topics.names() - {topic.name for each in streams for topic in each.topics}
+    for name in topics.names() - before:
+        topics.delete(name)
     yield
     for name in topics.names() - before:
         topics.delete(name)

@@ -76,6 +76,7 @@ def places(table: Path) -> Counter[tuple[int, int]]:
     return Counter((row["partition"], row["offset"]) for row in data)
 
 
+@pytest.mark.long  # generated histories are its short form: tests/unit/streaming_jobs/inspection
 def test_what_real_jobs_have_lost_and_doubled_is_found_offset_by_offset(bench: BenchFactory, tmp_path: Path) -> None:
     made = bench()
     jobs = PlainJobs(made, tmp_path)

@@ -245,7 +245,8 @@ def test_a_recovery_fences_every_shard_and_knows_what_some_of_them_have(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kills", "seed"), [(0, 3), pytest.param(20, 5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("kills", "seed"), [(0, 3), (20, 5)])
 def test_drivers_that_are_killed_between_shards_lose_nothing_and_write_nothing_twice(
     settings: SettingsFactory, broker: Broker, kills: int, seed: int
 ) -> None:

@@ -164,7 +164,8 @@ def size(settings: Settings, table: str) -> int:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kills", "seed"), [(2, 7), pytest.param(60, 11, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("kills", "seed"), [(2, 7), (60, 11)])
 def test_kills_at_random_moments_lose_nothing_double_nothing_and_keep_the_order(
     fed: tuple[Settings, str, Topics], kills: int, seed: int
 ) -> None:
