@@ -13,11 +13,11 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.bundle.job import Bundle
-from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.child_run import errors_fail_the_step, session_executor
 from orchestration.sessions.names import named
 from orchestration.sessions.ownership import claim, job_tags
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import PermanentError, RecourseError, UsageError
+from streaming_jobs.errors import UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
 
@@ -63,11 +63,8 @@ def definitions(
     )
     def redrive_records(context: dg.OpExecutionContext, config: RedriveConfig) -> dg.Output[str]:
         claim(context.instance, context.run_id, settings, JOB)
-        try:
+        with errors_fail_the_step():
             report = (redrive or run_redrive)(settings, topology[config.stream], config, context.log.info)
-        except RecourseError as error:
-            retry = not isinstance(error, PermanentError | UsageError)
-            raise dg.Failure(description=str(error), allow_retries=retry) from error
         return dg.Output(report.outcome, metadata=metadata(report))
 
     @dg.job(

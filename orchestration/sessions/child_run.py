@@ -33,6 +33,7 @@ import structlog
 
 from orchestration.sessions.bounded_log import BoundedLog
 from orchestration.sessions.ownership import PARENT_VARIABLE, parent_lives
+from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildProcess
 from streaming_jobs.text import commands
 from streaming_jobs.text.durations import format_duration
@@ -48,6 +49,16 @@ LONGEST_LINE = 500
 
 AnyContext = dg.AssetExecutionContext | dg.OpExecutionContext
 _CANCELED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+
+
+@contextmanager
+def errors_fail_the_step() -> Iterator[None]:
+    """A RecourseError of the block fails the step; Dagster tries it again unless a person has to act first."""
+    try:
+        yield
+    except RecourseError as error:
+        retry = not isinstance(error, PermanentError | UsageError)
+        raise dg.Failure(description=str(error), allow_retries=retry) from error
 
 
 class Gone(Exception):

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.child_run import errors_fail_the_step, session_executor
 from orchestration.sessions.names import asset_key, named, table_key
 from orchestration.sessions.ownership import claim, job_tags
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable, tables_with_slices
 from streaming_jobs.settings import Settings
 
@@ -98,11 +97,8 @@ def _asset(
         claim(context.instance, context.run.run_id, settings, GROUP)
         first, last = context.partition_key_range
         after = (date.fromisoformat(last) + timedelta(days=1)).isoformat()
-        try:
+        with errors_fail_the_step():
             report = rebuild(settings, sliced, first, after, context.log.info)
-        except RecourseError as error:
-            retry = not isinstance(error, PermanentError | UsageError)
-            raise dg.Failure(description=str(error), allow_retries=retry) from error
         return dg.MaterializeResult(metadata=metadata(report))
 
     with warnings.catch_warnings():

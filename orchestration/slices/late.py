@@ -15,13 +15,12 @@ from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field
 
 from orchestration.bundle.job import Bundle
-from orchestration.sessions.child_run import session_executor
+from orchestration.sessions.child_run import errors_fail_the_step, session_executor
 from orchestration.sessions.names import named, table_key
 from orchestration.sessions.ownership import claim, job_tags
 from orchestration.sessions.reporting import shown
 from orchestration.sessions.verdicts import CheckVerdict, CheckVerdicts, checks_from_files
 from streaming_jobs.catalog.topology import Topology
-from streaming_jobs.errors import PermanentError, RecourseError, UsageError
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import Stream
@@ -65,11 +64,8 @@ def definitions(
     )
     def rebuild_late_days(context: dg.OpExecutionContext, config: LateConfig) -> dg.Output[str]:
         claim(context.instance, context.run_id, settings, JOB)
-        try:
+        with errors_fail_the_step():
             reports = (rebuild or run_rebuild)(settings, topology[config.stream], config.max_days, context.log.info)
-        except RecourseError as error:
-            retry = not isinstance(error, PermanentError | UsageError)
-            raise dg.Failure(description=str(error), allow_retries=retry) from error
         slices = sum(len(report.slices) for report in reports)
         return dg.Output(f"{counted(slices, 'slice')} rebuilt", metadata=metadata(reports))
 

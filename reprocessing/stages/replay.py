@@ -22,7 +22,7 @@ from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.replay.session import Border, ReplayFailure, ReplayResult, ReplaySession, RowByRow
 from reprocessing.report.facts import READ, BatchRows, BatchSeries
 from reprocessing.stages.recovery import RecoveryContext, RecoveryEvents
-from reprocessing.stages.void_ranges import border_offsets, lagged, rebuilt_versions, void_for
+from reprocessing.stages.void_ranges import border_offsets, lagged, rebuilt_tables, void_for
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -200,7 +200,7 @@ def border_of(context: RecoveryContext) -> Border | None:
         context.stream,
         context.replay_settings,
         lambda: keep_tables(context),
-        {table: (begin, end) for table, begin, end in rebuilt_versions(context)},
+        {each.table: (each.begin, each.end) for each in rebuilt_tables(context)},
     )
     return border if all(_can_end_at(context, step) for step in border.steps) else None
 
@@ -211,25 +211,25 @@ def rebuilt_rows(context: RecoveryContext) -> dict[str, RebuiltRows]:
     Raises PreflightRefused if rows of records that came since the writer stopped cannot be told from the others.
     """
     found = {}
-    for upstream in context.whole.upstream(context.stream.name):
-        writer = context.other(upstream.stream) if context.other is not None else None
-        for table, begin, end in rebuilt_versions(context) if writer is not None else ():
-            if writer is None or table not in upstream.wrong_versions:
-                continue
-            if writer.result("replay").get("since") is None:
-                raise PreflightRefused(
-                    f"the replay of stream {upstream.stream} has no batch that ends where its table {table} does",
-                    f"{commands.abort(context.plan.id)}, let the stream read one more batch, and plan again",
-                )
-            declared = next(each for each, _ in all_tables(writer.stream) if each.name == table)
-            content, base = (kept_table(writer, declared) or writer.staged()[table]).content(), writer.base()
-            before = None if base is None else savepoints.contents_of(context.settings, writer.stream, base).get(table)
-            found[table] = RebuiltRows.of(begin, end, content, before)
+    for each in rebuilt_tables(context):
+        assert context.other is not None, "the writer is a stream of the plan"
+        writer = context.other(each.writer)
+        if writer.result("replay").get("since") is None:
+            raise PreflightRefused(
+                f"the replay of stream {each.writer} has no batch that ends where its table {each.table} does",
+                f"{commands.abort(context.plan.id)}, let the stream read one more batch, and plan again",
+            )
+        declared = next(table for table, _ in all_tables(writer.stream) if table.name == each.table)
+        content = (kept_table(writer, declared) or writer.rebuilt_table(declared)).content()
+        base, before = writer.base(), None
+        if base is not None:
+            before = savepoints.contents_of(context.settings, writer.stream, base).get(each.table)
+        found[each.table] = RebuiltRows.of(each.begin, each.end, content, before)
     return found
 
 
 def _can_end_at(context: RecoveryContext, step: TopicOffsets) -> bool:
-    rebuilt = {table for table, _, _ in rebuilt_versions(context)}
+    rebuilt = {each.table for each in rebuilt_tables(context)}
     for table in context.stream.tables_read:
         if table.name in rebuilt:
             continue

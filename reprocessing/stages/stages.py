@@ -318,8 +318,8 @@ class Replay(OfOneStream):
 
     def run(self, recovery: Recovery) -> Result:
         context = recovery.of(self.stream)
-        findings = recovery.replay(context)
         refuse_left(context)
+        findings = recovery.replay(context)
         staging.sync_all(context.settings, self.plan)
         if self.plan.wrong_from:
             findings = {**findings, "appended": appended_until(context, border_offsets(context))}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NamedTuple
 
 from reprocessing.plan.affected_streams import all_streams, left_out
 from reprocessing.plan.plan import opened_by
@@ -218,9 +218,9 @@ def border_offsets(context: RecoveryContext) -> dict[str, Mapping[int, int]]:
     for upstream in context.whole.upstream(context.stream.name):
         appended = (context.journal.done("replay", upstream.stream) or {}).get("appended", {})
         border |= {topic: each for topic, each in decode(appended).items() if topic in border}
-    for table, begin, end in rebuilt_versions(context):
-        if border.get(table, {}).get(0, 0) > begin or begin == 0:
-            border[table] = {0: end}
+    for each in rebuilt_tables(context):
+        if border.get(each.table, {}).get(0, 0) > each.begin or each.begin == 0:
+            border[each.table] = {0: each.end}
     return border
 
 
@@ -236,10 +236,10 @@ def lagged(context: RecoveryContext) -> bool:
             at = position.get(topic)
             if at is not None and any(at.get(p, 0) < end for p, end in each.items()):
                 return True
-    for table, _, end in rebuilt_versions(context):
-        versions = versions_of(context.settings, context.stream, table)
+    for rebuilt in rebuilt_tables(context):
+        versions = versions_of(context.settings, context.stream, rebuilt.table)
         try:
-            if any(each.rows for each in versions.between(position.get(table, {}).get(0, 0), end)):
+            if any(each.rows for each in versions.between(position.get(rebuilt.table, {}).get(0, 0), rebuilt.end)):
                 return True
         except OffsetsLost:
             return True
@@ -265,13 +265,25 @@ def _read_by_others(context: RecoveryContext) -> dict[str, StoredTable]:
     }
 
 
-def rebuilt_versions(context: RecoveryContext) -> Iterator[tuple[str, int, int]]:
-    """Yields (table, first version whose rows are written anew, version after the fence) of tables that are read."""
+class RebuiltTable(NamedTuple):
+    """A table that a stream reads and `writer` rebuilds: the rows of versions `begin` to `end - 1` are written anew.
+
+    The last of these versions is the writer's fence.
+    """
+
+    writer: str
+    table: str
+    begin: int
+    end: int
+
+
+def rebuilt_tables(context: RecoveryContext) -> Iterator[RebuiltTable]:
+    """Yields the tables that the stream reads and an earlier stream of the plan rebuilds, once that one is fenced."""
     for upstream in context.whole.upstream(context.stream.name):
         fenced = (context.journal.done("fence", upstream.stream) or {}).get("versions", {})
         for table, begin in upstream.wrong_versions.items():
             if table in fenced and any(each.name == table for each in context.stream.tables_read):
-                yield table, begin, fenced[table] + 1
+                yield RebuiltTable(upstream.stream, table, begin, fenced[table] + 1)
 
 
 def refuse_ahead(context: RecoveryContext, position: Txn) -> None:
