@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.names import checked_name
 from streaming_jobs.errors import LeaseBusy, TransientError, UsageError
 from streaming_jobs.settings import Settings
@@ -59,9 +58,7 @@ class Folders:
     def replay_settings(self) -> Settings:
         """The settings of the replay: its folders, one core, no savepoints and no maintenance."""
         spark, table = self.settings.spark, self.settings.table
-        target = replay_settings(
-            self.settings, self.stream, self.state / "replay", self.tables / "rebuilt", max_restarts=1
-        )
+        target = self.settings.for_replay(self.stream, self.state / "replay", self.tables / "rebuilt", max_restarts=1)
         return target.model_copy(
             update={
                 "spark": spark.model_copy(update={"master": one_core(spark.master)}),

@@ -70,6 +70,7 @@ def replay(
             progress(batch)
 
     target = folders.replay_settings()
+    end = border(target, stream, record, until)
     failure = (
         ReplaySession(
             target,
@@ -78,7 +79,8 @@ def replay(
             until.ends,
             record.generations,
             bounded=True,
-            replan=_Guard(target, stream.name, record, border(target, stream, record, until)),
+            replan=_Guard(target, stream.name, record, end),
+            steps=end.steps,
             external=DiscardedSinks(),
             name=f"preview-{stream.name}",  # of Spark's log file: the stream's session has its own
         )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from reprocessing.redrive.records import by_topic
 from reprocessing.redrive.refusals import check_plan
-from reprocessing.replay.session import replay_settings
 from reprocessing.trace import place_columns
 from streaming_jobs.declare.error_policy import LAYERS
 from streaming_jobs.errors import TransientError
@@ -122,8 +121,7 @@ def run(
 
 def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
     """Those of a replay, with batches that take all records, however far apart their offsets are."""
-    target = replay_settings(
-        settings,
+    target = settings.for_replay(
         stream.name,
         folder / "state",
         folder / "tables",

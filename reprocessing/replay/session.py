@@ -41,7 +41,6 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import Generation
 from streaming_jobs.storage.files import sync, write_atomic
-from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 
@@ -90,8 +89,9 @@ class ReplaySession:
 
     `ends` are the offsets that the replay has to reach on its way to its topics' ends; if it is `bounded`, sources read
     nothing past them. `generations` are those of the run that is repeated: its batches say what it looked up. `replan`
-    checks each batch before it runs. `external` None: corrected records are written. `name` is the name of Spark's
-    log file, if it is not the stream's. `runtime` is Spark that runs already, and stays.
+    checks each batch before it runs. Sources end batches at the `steps`, as far as one source can, so that few batches
+    are planned anew. `external` None: corrected records are written. `name` is the name of Spark's log file, if it is
+    not the stream's. `runtime` is Spark that runs already, and stays.
     """
 
     settings: Settings
@@ -101,6 +101,7 @@ class ReplaySession:
     generations: Sequence[Generation]
     bounded: bool = False
     replan: Replan | None = None
+    steps: Sequence[TopicOffsets] = ()
     external: ExternalSinks | None = None
     name: str | None = None
     runtime: Runtime | None = None
@@ -112,6 +113,7 @@ class ReplaySession:
             self.replan,
             archives=self.archives,
             until=until,
+            steps=self.steps,
             external=self.external,
             lookups=first_run(self.archives.settings, self.stream, self.generations, self._begins()),
         )
@@ -201,27 +203,6 @@ def missed_end(reached: TopicOffsets, wanted: TopicOffsets, *, exactly: bool) ->
             "see whether the topic still has these records",
         )
     return None
-
-
-def replay_settings(
-    settings: Settings, stream: str, state: Location, tables: Location, **stream_options: Any
-) -> Settings:
-    """The settings of a replay: those of the stream, on folders of its own, without periodic savepoints.
-
-    Schemas of records stay where the stream has them, so that a replay needs no registry.
-    """
-    every = settings.savepoint.every * 0
-    schemas = settings.schemas
-    own = settings.with_stream(stream, require_deploy=False, **stream_options).with_tables(tables)
-    return own.model_copy(
-        update={
-            "state_dir": state if isinstance(state, Path) else state.url,
-            "savepoint": settings.savepoint.model_copy(update={"every": every}),
-            "registry": settings.registry.model_copy(
-                update={"schemas_dir": schemas if isinstance(schemas, Path) else schemas.url}
-            ),
-        }
-    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from reprocessing.plan.plan import StreamRecoveryPlan, opened_by
 from reprocessing.plan.plan_file import compared_folder, folder, replay_state, staging_folder
-from reprocessing.replay.session import replay_settings
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import TopicOffsets
 from streaming_jobs.settings import Settings
@@ -34,7 +33,7 @@ from streaming_jobs.stream import Stream
 
 
 def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
-    own = replay_settings(settings, plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
+    own = settings.for_replay(plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
     if isinstance(own.tables, Path) and not plan.wrong_versions:
         return own
     # deltalake rewrites no file outside of a table's prefix, and a staged table shares those of the published one. The

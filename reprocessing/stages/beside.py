@@ -130,8 +130,9 @@ def follow(context: RecoveryContext) -> Mapping[str, Any]:
             )
         started = time.monotonic()
         if _position(context) != by_place(goal.ends):
-            replan = Paced(_border(context, goal), context.settings.recovery.pace)
-            _, records = run_to(context, goal.ends, replan, bounded=True)
+            border = _border(context, goal)
+            replan = Paced(border, context.settings.recovery.pace)
+            _, records = run_to(context, goal.ends, replan, border.steps, bounded=True)
             rounds += 1
         took = time.monotonic() - started
         if took < CLOSE:
@@ -164,7 +165,7 @@ def _position(context: RecoveryContext) -> dict[tuple[str, int], int] | None:
     return None if last is None else by_place(checkpoint.end(last))
 
 
-def _border(context: RecoveryContext, goal: Goal) -> Replan | None:
+def _border(context: RecoveryContext, goal: Goal) -> Border:
     """As in the replay after the stop: with state, a batch of the replay begins where that of the stream began."""
     return Border.at(
         goal.ends,

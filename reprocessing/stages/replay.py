@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -59,12 +59,13 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
     ended before the stream's last batch.
     """
     began, until = time.monotonic(), context.plan.until
-    outcome, records = run_to(
-        context,
-        context.kept().ends if until is None else until.ends,
-        border_of(context) if until is None else RowByRow(context.replay_settings, context.stream),
-        bounded=until is not None,
-    )
+    if until is None:
+        border = border_of(context)
+        steps = () if border is None else border.steps
+        outcome, records = run_to(context, context.kept().ends, border, steps)
+    else:
+        row_by_row = RowByRow(context.replay_settings, context.stream)
+        outcome, records = run_to(context, until.ends, row_by_row, bounded=True)
     assert outcome.last is not None
     return {
         "batch": outcome.last.batch,
@@ -76,7 +77,12 @@ def replay(context: RecoveryContext) -> Mapping[str, Any]:
 
 
 def run_to(
-    context: RecoveryContext, ends: TopicOffsets, replan: Replan | None, *, bounded: bool
+    context: RecoveryContext,
+    ends: TopicOffsets,
+    replan: Replan | None,
+    steps: Sequence[TopicOffsets] = (),
+    *,
+    bounded: bool = False,
 ) -> tuple[ReplayResult, int]:
     """One session of the stream on its staging tables, to `ends` (`ReplaySession`), and the records replayed so far.
 
@@ -95,6 +101,7 @@ def run_to(
         [each for each in context.record.generations if each.number <= plan.saw.generation],
         bounded=bounded,
         replan=replan,
+        steps=steps,
         runtime=context.runtime,
     ).run(_ReplayWatch(context, void))
     if (failure := outcome.failure) is not None:

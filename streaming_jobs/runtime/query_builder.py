@@ -179,6 +179,7 @@ class QueryBuilder:
     replan: Replan | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
+    steps: Sequence[TopicOffsets] = ()
     external: ExternalSinks = field(default_factory=ConnectedSinks)
     lease: WriteLease | None = None
     lookups: LookupHistory | None = None
@@ -203,7 +204,10 @@ class QueryBuilder:
 
     def limits_of(self, topic: str) -> BatchLimits:
         spark, until = self.settings.spark, None if self.until is None else self.until.get(topic, {})
-        limits = replace(self.limits, until=until, steps=() if self.lookups is None else self.lookups.steps(topic))
+        steps = [step[topic] for step in self.steps if topic in step]
+        if self.lookups is not None:
+            steps = sorted([*steps, *self.lookups.steps(topic)], key=lambda step: sum(step.values()))
+        limits = replace(self.limits, until=until, steps=steps)
         if not spark.has_executors:
             return replace(limits, tasks=spark.reading_tasks)
         return replace(

@@ -164,7 +164,8 @@ class SparkQueries:
 
     `archives` have records that topics no longer have; the default is the settings' archives.
     With `until`, queries with the trigger available-now end at these offsets instead of at their topics' ends, and read
-    no record past them. `shown`: the consumer groups that show the streams' offsets, if there are any.
+    no record past them. Sources end batches at the `steps`. `shown`: the consumer groups that show the streams'
+    offsets, if there are any.
     """
 
     settings: Settings
@@ -172,6 +173,7 @@ class SparkQueries:
     connection: Connection | None = None
     archives: Archives | None = None
     until: TopicOffsets | None = None
+    steps: Sequence[TopicOffsets] = ()
     external: ExternalSinks | None = None
     shown: GroupOffsets | None = None
     lookups: LookupHistory | None = None
@@ -229,6 +231,7 @@ class SparkQueries:
             replan=self.replan,
             archives=self._archives,
             until=self.until,
+            steps=self.steps,
             external=self.external_sinks,
             lease=hooks.lease,
             lookups=self.lookups,

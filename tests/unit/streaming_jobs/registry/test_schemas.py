@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from reprocessing.replay.session import replay_settings
 from streaming_jobs.declare.format import Refusal, RegisteredSchema
 from streaming_jobs.errors import ConfigurationError, SchemaUnavailable, SetupError
 from streaming_jobs.registry.client import Registry, RegistryAddress
@@ -219,5 +218,5 @@ def test_with_state_on_a_store_executors_find_the_schemas_there(
 
 def test_a_replay_has_the_schemas_of_its_stream(settings: SettingsFactory, tmp_path: Path) -> None:
     made = settings({})
-    replay = replay_settings(made, "orders", tmp_path / "replay", tmp_path / "tables")
+    replay = made.for_replay("orders", tmp_path / "replay", tmp_path / "tables")
     assert replay.state == tmp_path / "replay" and replay.schemas == made.schemas == made.state / "_schemas"
