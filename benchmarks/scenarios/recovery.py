@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from benchmarks.run import Report, median, progress, verdict, wait_until
 from orchestration.cli.demo import RIGHT, WRONG, Story
 from orchestration.cli.live import Freshness
 from reprocessing.plan.journal import journal_of
+from streaming_jobs.examples.stock.movements import Movement, movements
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.status import read_status
@@ -34,13 +36,15 @@ def run(
     *,
     records: Annotated[int, "records that the wrong code has read"] = 1_000_000,
     rate: Annotated[int, "records per second that arrive meanwhile"] = 2_000,
+    products: Annotated[int, "rows of the table, and of the state"] = 200,
     before: Annotated[float, "seconds of live batches before the recovery"] = 30.0,
     most_gap: Annotated[float, "seconds of the longest gap that is good"] = 5.0,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as home:
         settings = Settings.load({"home": Path(home)})
         with Broker(settings) as broker:
-            story = Story(Path(home), settings, broker.start(), records + int(rate * _LONGEST))
+            story = Story(Path(home), settings, broker.start(), 0)
+            story.all = many_movements(records + int(rate * _LONGEST), products)
             report.table("recovery", [_measured(story, records, rate, before, most_gap)])
 
 
@@ -73,6 +77,7 @@ def _measured(story: Story, records: int, rate: int, before: float, most_gap: fl
     return {
         "records": records,
         "rate": rate,
+        "rows": len(story.rows(_STREAM)),
         "published_s": published,
         "followed_s": followed,
         "replayed_per_s": records / followed,
@@ -82,6 +87,11 @@ def _measured(story: Story, records: int, rate: int, before: float, most_gap: fl
         "during_ms": batches.ms(first, published),
         "verdict": verdict(gap <= most_gap),
     }
+
+
+def many_movements(count: int, products: int) -> list[Movement]:
+    """Movements so close that those of millions lie in the past, as a broker demands of its records."""
+    return movements(count, products=products, apart=timedelta(seconds=1))
 
 
 class _Batches:

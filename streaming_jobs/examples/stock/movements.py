@@ -44,13 +44,15 @@ class Movement:
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def movements(count: int, seed: int = 7) -> list[Movement]:
+def movements(
+    count: int, seed: int = 7, products: int = PRODUCTS, apart: timedelta = timedelta(seconds=30)
+) -> list[Movement]:
     """The first `count` movements of a seed; the same ones each time, and a longer list begins with a shorter one."""
     chance = np.random.default_rng(seed)
-    stock = [0] * PRODUCTS
+    stock = [0] * products
     made = []
     for number in range(count):
-        product = int(chance.integers(PRODUCTS))
+        product = int(chance.integers(products))
         kind = _KINDS[int(np.searchsorted(np.cumsum(_SHARES), chance.random()))]
         quantity = int(chance.integers(1, 9))
         if kind == "corrected":
@@ -59,7 +61,7 @@ def movements(count: int, seed: int = 7) -> list[Movement]:
         if stock[product] < down:
             kind, quantity, down = "received", 12 + quantity, -(12 + quantity)
         stock[product] -= down
-        made.append(Movement(f"P{product:03d}", kind, quantity, _BEGIN + timedelta(seconds=30 * number)))
+        made.append(Movement(f"P{product:03d}", kind, quantity, _BEGIN + number * apart))
     return made
 
 

@@ -41,6 +41,7 @@ from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.connection import Connection
 from streaming_jobs.state.stream_record import BoundTopic, first
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
+from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory
 from tests.conftest import SettingsFactory
 from tests.support.runners import Clock, Make, pipeline_of
 from tests.support.worlds import (
@@ -96,6 +97,15 @@ def test_the_first_batch_of_new_code_is_the_first_one_that_no_table_has(snapshot
 def assembly(settings: Settings, stream: Stream = parity) -> QueryBuilder:
     nothing: Any = SimpleNamespace(client=None, clients=None)
     return QueryBuilder(stream, settings, nothing, "continuous", threading.Event(), nothing, nothing)
+
+
+def test_a_batch_of_a_replay_ends_where_it_is_compared_and_where_another_version_was_looked_up(
+    settings: SettingsFactory,
+) -> None:
+    looked_up = LookupHistory((LookupChange({TOPIC: {0: 20, 1: 5}}, {}),))
+    steps = ({TOPIC: {0: 10, 1: 2}}, {TOPIC: {0: 30, 1: 9}, "others": {0: 4}})
+    limits = replace(assembly(settings()), steps=steps, lookups=looked_up).limits_of(TOPIC)
+    assert limits.steps == [{0: 10, 1: 2}, {0: 20, 1: 5}, {0: 30, 1: 9}]
 
 
 STARTED = BoundTopic(TOPIC, TOPIC_ID, {0: 600, 1: 700})
