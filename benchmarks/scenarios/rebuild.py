@@ -3,8 +3,8 @@
     python -m benchmarks rebuild --records 1000000
 
 Both begin with a command and end with a right table, without a running stream: `recourse recover apply`, with its
-savepoint, fence, audit and publish; and a batch program of Spark with its own Kafka source, which overwrites the table. `ratio` is
-the recovery's rate in records per second by that of the program.
+savepoint, fence, audit and publish; and a batch program of Spark with its own Kafka source, which overwrites the table.
+`ratio` is the recovery's rate in records per second by that of the program.
 """
 
 from __future__ import annotations

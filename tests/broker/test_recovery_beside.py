@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,6 +24,7 @@ from streaming_jobs.errors import PermanentError
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.state.status import Status, read_status
+from tests.broker.small_disk import small_disk
 from tests.support.driver import until
 
 STREAMS = ("inventory", "low_stock")
@@ -208,3 +211,30 @@ def test_what_dies_while_the_replay_follows_does_not_change_where_it_ends(
         with arriving.running():
             settled(sent, 2)
         whole(sent, arriving.sent)
+
+
+@pytest.mark.long
+def test_a_full_disk_of_the_replay_ends_it_alone_and_with_space_it_is_resumed(live: Story) -> None:
+    """The plans, and the state of their replays, lie on the small disk."""
+    before = status(live)
+    arriving = live.live(FIRST, PER_SECOND)
+    with small_disk(live.settings.state / "recoveries", 8) as disk, arriving.running():
+
+        def on_disk(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [*disk.prefix, sys.executable, "-m", "orchestration.cli", *arguments]
+            return subprocess.run(
+                command, env=live.environment(), cwd=live.folder, capture_output=True, text=True, check=False
+            )
+
+        live.deploy(RIGHT)
+        planned = on_disk("recover", "plan", *STREAMS, "--to-earliest", "--output", "json")
+        plan = json.loads(planned.stdout)["id"]
+        disk.fill()
+        full = on_disk("recover", "apply", plan, "--yes")
+        assert full.returncode != 0 and "no space is left on the device" in full.stderr.lower(), full.stderr[-2000:]
+        assert status(live).begun_at == before.begun_at and status(live).state in ("running", "idle")
+        disk.free()
+        done = on_disk("recover", "apply", plan, "--yes")
+        assert done.returncode == 0, done.stderr[-2000:]
+        settled(live, 2)
+    whole(live, arriving.sent)

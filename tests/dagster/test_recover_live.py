@@ -184,3 +184,27 @@ def test_a_recovery_is_planned_killed_with_its_run_continued_and_taken_back(live
     record = stream_record.load(live.settings, "inventory")
     assert record is not None and record.generation == 3
     live.wait_for(live.at_work, "the stream again")
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_while_its_replay_follows_stops_nothing_and_is_continued(live: Live) -> None:
+    live.wait_for(live.at_work, "the session")
+    begun = read_status(live.settings, "inventory")
+    planned = live.launch({"do": "plan", "streams": ["inventory"], "target": {"to_earliest": True}})
+    assert live.ended(planned) == "SUCCESS", said(live, planned)
+    plan = live.tags(planned)[PLAN_TAG]
+    applied = live.launch({"do": "apply", "plan": plan})
+    live.wait_for(lambda: "follow" in live.tags(applied).get(STAGE_TAG, ""), "the replay beside the stream")
+    live.wait_for(lambda: "records, " in said(live, applied), "its progress")
+    os.kill(int(live.tags(applied)[WORKER_TAG].split(":")[1]), signal.SIGKILL)
+    assert live.ended(applied) == "FAILURE"
+    now = read_status(live.settings, "inventory")
+    assert live.at_work() and begun is not None and now is not None and now.begun_at == begun.begun_at
+    assert not STOP.asked(live.settings, "inventory")
+    resumed = live.launch({"do": "apply", "plan": plan})
+    assert live.ended(resumed) == "SUCCESS", said(live, resumed)
+    assert journal_of(live.settings, plan).outcome == "published"
+    assert live.quantities() == {
+        product: quantity for product, (quantity, *_) in movements.inventory(live.story.all).items()
+    }
+    live.wait_for(live.at_work, "the stream again")
