@@ -351,9 +351,13 @@ class Story(Demonstration):
     def counted(self) -> int:
         """The movements in the published table `inventory`."""
         from deltalake.exceptions import TableNotFoundError
+        from pyarrow.compute import sum as total
+
+        from streaming_jobs.platform.table_rows import rows
 
         try:
-            return sum(int(row["movements"]) for row in self.rows("inventory"))
+            counts = rows(self.settings.tables / "inventory", columns=["movements"])["movements"]
+            return int(total(counts).as_py() or 0)
         except TableNotFoundError:
             return 0
 
