@@ -150,9 +150,9 @@ class FunctionPlan:
         """
         if len(self.stream.sources) == 1 or (last := of.last_planned) is None:
             return ""
-        plan = analysed(next(iter(self.outputs.values())))
-        before, now = list(of.end(last)), [self.stream.sources[each].name for each in parameters_read(plan)]
-        if before == now or "-" in of.sources(last):
+        reads = parameters_read(analysed(next(iter(self.outputs.values()))))
+        before, now = list(of.end(last)), [self.stream.sources[each].name for each in reads]
+        if not now or before == now or "-" in of.sources(last):
             return ""
         advice = "read all of them in this order, with .where('false') for one that no longer counts"
         return f"it has the positions of {', '.join(before)}, and the function reads {', '.join(now)} ({advice})"

@@ -241,9 +241,15 @@ def state_input(frame: DataFrame, code: str) -> str:
 
 
 def parameters_read(plan: str) -> list[str]:
-    """The parameters of the stream's function whose sources the plan reads, in the order in which Spark counts them."""
-    sources = (line for name, line in streaming_nodes(plan) if name.startswith(_SOURCE))
-    return list(dict.fromkeys(match[1] for line in sources if (match := _READING.search(line))))
+    """The parameters of the stream's function whose sources the plan reads, in the order in which Spark counts them.
+
+    Empty if the order is not known: the plan shows table expressions as they are defined, not as they are used.
+    """
+    nodes = streaming_nodes(plan)
+    sources = [_READING.search(line) for name, line in nodes if name.startswith(_SOURCE)]
+    if any(name == "CTERelationDef" for name, _ in nodes) or None in sources:
+        return []
+    return list(dict.fromkeys(match[1] for match in sources if match))
 
 
 def traits_of(plan: str) -> PlanTraits:
