@@ -246,22 +246,25 @@ def _preview(
             )
         ),
         seconds=clock.seconds(),
-        change=_change(folders, record, start, failure),
+        change=_change(folders, stream, record, start, failure),
     )
 
 
 def _change(
-    folders: Folders, record: StreamRecord, start: PreviewStart, failure: ReplayFailure | None
+    folders: Folders, stream: Stream, record: StreamRecord, start: PreviewStart, failure: ReplayFailure | None
 ) -> StateChange | None:
     """What the code means for the stream's state; from a savepoint, Spark has taken that state, or refused it."""
-    begun = stream_record.load(folders.replay_settings(), record.stream)
+    rebuild = f"; to rebuild it: {stream.rebuild_step()}"
     if failure is not None:
         refused = not failure.starts and failure.found.startswith(OTHER_STATE)
-        return StateChange("state has to be rebuilt", failure.found) if refused else None
+        return StateChange("state has to be rebuilt", failure.found + rebuild) if refused else None
+    begun = stream_record.load(folders.replay_settings(), record.stream)
     if begun is None:
         return None
     change = classified(record.state_fingerprint, begun.state_fingerprint, "")
-    if start.savepoint is None and begun.state_fingerprint and change.kind != "state has to be rebuilt":
+    if change.kind == "state has to be rebuilt":
+        return replace(change, why=change.why + rebuild)
+    if start.savepoint is None and (begun.state_fingerprint or len(stream.sources) > 1):
         return replace(
             change, why=f"{change.why}; if Spark takes it as it is, `{commands.deploy(record.stream)}` shows"
         )

@@ -96,8 +96,13 @@ _E = TypeVar("_E", bound=RecourseError)
 _LOST = re.compile(
     r"KAFKA_DATA_LOSS|data may have been lost|Some data may have been lost|offset was changed from", re.I
 )
+_OTHER_STATE = re.compile(
+    r"STATE_STORE_(VALUE|KEY)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH"
+    r"|STATE_STORE_INVALID_(VARIABLE_TYPE_CHANGE|VALUE_SCHEMA_EVOLUTION)|STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE"
+)
+"""Spark's classes of errors about state that a plan of another form has written."""
 _PERMANENT = re.compile(
-    r"STATE_STORE_(VALUE|KEY)_SCHEMA_NOT_COMPATIBLE|STREAMING_STATEFUL_OPERATOR_NOT_MATCH|CANNOT_READ_STREAMING_STATE"
+    rf"{_OTHER_STATE.pattern}|CANNOT_READ_STREAMING_STATE"
     r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|CONCURRENT_STREAM_LOG_UPDATE|batch -?\d+ doesn't exist"
     r"|Multiple streaming queries are concurrently using"
     r"|Python worker.*different version|PYTHON_VERSION_MISMATCH|TOPIC_AUTHORIZATION_FAILED|TopicAuthorization"
@@ -161,12 +166,12 @@ def larger_than_the_driver_takes(error: BaseException) -> bool:
     return "spark.driver.maxResultSize" in str(error)
 
 
-def classify(error: BaseException, where: str = "") -> RecourseError:
+def classify(error: BaseException, where: str = "", rebuild: str = "") -> RecourseError:
     """The error as one of ours: unchanged if it is one, else permanent or transient by Spark's text.
 
     An exception of the stream's own function mostly repeats with the same records, but the function may also call a
     service that fails: it is tried again, and is permanent if it repeats (`Retries`). An unknown failure is transient.
-    `where` names the batch and its offsets.
+    `where` names the batch and its offsets, `rebuild` the step that rebuilds the stream's state.
     """
     if isinstance(error, RecourseError):
         return error
@@ -192,7 +197,9 @@ def classify(error: BaseException, where: str = "") -> RecourseError:
         )
         return _caused(ConfigurationError(f"Spark refuses the stream's plan: {summary}{place}", remedy(text)), error)
     if _PERMANENT.search(text):
-        return _caused(PermanentError(summary, "see docs/operate.md, 'A stream that will not start'"), error)
+        rebuilds = f"take the change back, or rebuild the state: {rebuild or commands.plan('STREAM', to_batch=-1)}"
+        step = rebuilds if _OTHER_STATE.search(text) else "see docs/operate.md, 'A stream that will not start'"
+        return _caused(PermanentError(summary, step), error)
     if _GONE.search(text):
         return _caused(TransientError("Spark's JVM is gone", "the session's log says how it ended"), error)
     if (raised := _raised(text)) is not None:

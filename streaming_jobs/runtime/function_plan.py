@@ -19,7 +19,9 @@ from streaming_jobs.runtime.spark_plan import (
     EMIT,
     INPUT,
     PlanTraits,
+    analysed,
     has_aggregate,
+    parameters_read,
     set_to,
     state_fingerprint,
     state_input,
@@ -141,6 +143,25 @@ class FunctionPlan:
             raise other_state(self.stream.name, changes, self.stream.rebuild_step())
         return fingerprint
 
+    def other_sources(self, of: checkpoint.Checkpoint) -> str:
+        """Why the function cannot continue at the positions in a checkpoint, in words; empty if it can.
+
+        Spark finds the position of a source by its number, and numbers the sources as the plan reads them.
+        """
+        if len(self.stream.sources) == 1 or (last := of.last_planned) is None:
+            return ""
+        reads = parameters_read(analysed(next(iter(self.outputs.values()))))
+        before, now = list(of.end(last)), [self.stream.sources[each].name for each in reads]
+        if not now or before == now or "-" in of.sources(last):
+            return ""
+        advice = "read all of them in this order, with .where('false') for one that no longer counts"
+        return f"it has the positions of {', '.join(before)}, and the function reads {', '.join(now)} ({advice})"
+
+    def check_sources(self, record: StreamRecord, of: checkpoint.Checkpoint) -> None:
+        """Raise PreflightRefused if the function cannot continue at the positions in the checkpoint."""
+        if not record.adopted and (changes := self.other_sources(of)):
+            raise other_state(self.stream.name, changes, self.stream.rebuild_step())
+
     def _states(self, record: StreamRecord) -> tuple[Mapping[str, str], dict[str, str]]:
         """The fingerprints of the state that the stream has, and of the one that its function builds."""
         fingerprint, before = state_fingerprint(next(iter(self.outputs.values()))), record.state_fingerprint
@@ -156,6 +177,8 @@ class FunctionPlan:
         before, after = self._states(record)
         if of.last_committed is None:
             return StateChange("harmless", "the stream has no state yet")
+        if not record.adopted and (changes := self.other_sources(of)):
+            return StateChange("state has to be rebuilt", changes)
         shared = len(self.outputs) > 1 and self.shared
         frame = SharedPlan.of(self.stream.name, self.outputs).frame if shared else next(iter(self.outputs.values()))
         options = {"spark.sql.constraintPropagation.enabled": "true"} if joins_streams else {}

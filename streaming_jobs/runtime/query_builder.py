@@ -485,12 +485,12 @@ class QueryBuilder:
         if snapshot.checkpoint.planned is None:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
-        before = record
+        before, here = record, StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
+        plan.check_sources(before, here)
         fingerprint = plan.checked_state(before, keeps_state=snapshot.checkpoint.committed is not None)
         record = replace(record, state_fingerprint=plan.with_input(fingerprint))
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))
         if changed is not record and record.code and snapshot.checkpoint.committed is not None:
-            here = StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
             change = plan.change(spark, before, here)
             if change.kind == "state has to be rebuilt":
                 raise other_state(self.stream.name, change.why, self.stream.rebuild_step())

@@ -137,6 +137,9 @@ _WALL_CLOCK = re.compile(
 _WITH_STATE = "FlatMapGroupsInPandasWithState"
 EMIT = "emit"
 """The entry of a fingerprint with an aggregation that says when its results are emitted; the sink declares it."""
+MULTIPLIED = "multiplied"
+"""The entry of a fingerprint with the columns among its keys that one record has several values of: hopping windows,
+elements of an array, the groups of a cube. Fingerprints of earlier versions lack it."""
 _FORMERLY = " formerly"
 _PYTHON = re.compile(r"Python|Pandas|Arrow|PySpark")
 _LOOKUP = " lookup"
@@ -178,6 +181,8 @@ _UNRECORDED = re.compile(
 )
 """A table or files that the function reads itself, and not through a `Lookup`, whose version is in the ledger."""
 _SOURCE = "StreamingRelation"
+_READING = re.compile(r", (?:kafka|table)-\w+-(\w+), ")
+"""The name of a reading (`FrameSource.reading_name`), which ends with the parameter of the stream's function."""
 _GENERATED = re.compile(r"#\d+L?|-T\d+ms|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -233,6 +238,18 @@ def state_input(frame: DataFrame, code: str) -> str:
     text = [_GENERATED.sub("", line) for line in lines]
     opaque = udf or any(_PYTHON.search(name) for name, _ in nodes[first:])
     return hashlib.sha256("\n".join([*text, code if opaque else ""]).encode()).hexdigest()[:16]
+
+
+def parameters_read(plan: str) -> list[str]:
+    """The parameters of the stream's function whose sources the plan reads, in the order in which Spark counts them.
+
+    Empty if the order is not known: the plan shows table expressions as they are defined, not as they are used.
+    """
+    nodes = streaming_nodes(plan)
+    sources = [_READING.search(line) for name, line in nodes if name.startswith(_SOURCE)]
+    if any(name == "CTERelationDef" for name, _ in nodes) or None in sources:
+        return []
+    return list(dict.fromkeys(match[1] for match in sources if match))
 
 
 def traits_of(plan: str) -> PlanTraits:
@@ -334,9 +351,10 @@ def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
     traits_seen = traits_of(plan)
     if not traits_seen.stateful:
         return {}
-    known, waiting = definitions(plan), iter(declared)
+    known, multiplied, waiting = definitions(plan), _multiplied(plan), iter(declared)
     nodes = [(name, line.lstrip(" :+|-~")) for name, line in streaming_nodes(plan)]
     fingerprint: dict[str, str] = {}
+    further: dict[str, None] = {}
     for (name, line), (_, below) in zip(nodes, [*nodes[1:], ("", "")], strict=True):
         if not (keeps_state(name) or name.startswith("Join")):
             continue
@@ -346,8 +364,13 @@ def fingerprint_of(plan: str, declared: Sequence[str] = ()) -> dict[str, str]:
         meaning = _meaning(line, known)
         if name in (NODE, _WITH_STATE):
             fingerprint[index + _FORMERLY] = meaning
-            meaning = _of_processor(line, below, known) if name == NODE else _of_function(line, known)
+            line = _keyed(line, below) if name == NODE else _called(line)
+            meaning = _meaning(line, known)
         fingerprint[index] = "; ".join([meaning, *islice(waiting, name == NODE)])
+        shown = _texts(line, known)
+        further |= dict.fromkeys(text for text in _texts(line, {**multiplied, **known}) if text not in shown)
+    if further:
+        fingerprint[MULTIPLIED] = "; ".join(further)
     return fingerprint
 
 
@@ -366,13 +389,13 @@ def comparable(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[s
 def _in_common(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     both = [{key: text for key, text in each.items() if not text.startswith(_STATELESS_ONCE)} for each in (one, other)]
     first_scheme = [not any(key.endswith(_FORMERLY) for key in each) for each in both]
-    emits = all(EMIT in each for each in both)
+    shared = [name for name in (EMIT, MULTIPLIED) if all(name in each for each in both)]
     in_common = []
     for each in both:
-        keys = [key for key in each if not key.endswith(_FORMERLY) and key not in (EMIT, INPUT)]
+        keys = [key for key in each if not key.endswith(_FORMERLY) and key not in (EMIT, MULTIPLIED, INPUT)]
         suffix = _FORMERLY if any(first_scheme) else ""
         numbered = {str(index): each.get(key + suffix, each[key]) for index, key in enumerate(keys)}
-        in_common.append({**numbered, **({EMIT: each[EMIT]} if emits else {})})
+        in_common.append({**numbered, **{name: each[name] for name in shared}})
     return in_common[0], in_common[1]
 
 
@@ -381,20 +404,20 @@ def has_aggregate(fingerprint: Mapping[str, str]) -> bool:
     return any(text.startswith("Aggregate ") for text in fingerprint.values())
 
 
-def _of_processor(node: str, below: str, known: dict[str, str]) -> str:
-    """The meaning of a processor's node: its keys are the first columns of the projection below it."""
+def _keyed(node: str, below: str) -> str:
+    """A processor's node with its keys, which are the first columns of the projection below it."""
     name, _, rest = node.partition(" ")
     _, count, _, output_mode, time_mode, *_ = (part.strip() for part in parts(rest))
     columns = parts(below[below.find("[") + 1 : below.rfind("]")])[: int(count)]
     keys = ", ".join(column.strip() for column in columns)
-    return _meaning(f"{name} [{keys}], {output_mode}, {time_mode}", known)
+    return f"{name} [{keys}], {output_mode}, {time_mode}"
 
 
-def _of_function(node: str, known: dict[str, str]) -> str:
-    """The meaning of a function that keeps state of its own, without the columns that it gets and returns."""
+def _called(node: str) -> str:
+    """The node of a function that keeps state of its own, without the columns that it gets and returns."""
     name, _, rest = node.partition(" ")
     call, keys, _, *state = (part.strip() for part in parts(rest))
-    return _meaning(f"{name} {call.partition('(')[0]} {keys}, {', '.join(state)}", known)
+    return f"{name} {call.partition('(')[0]} {keys}, {', '.join(state)}"
 
 
 def streaming_nodes(plan: str) -> list[tuple[str, str]]:
@@ -420,8 +443,12 @@ def is_known(name: str) -> bool:
     return name in _PLAIN or name.startswith((*_STATEFUL, *_MULTIPLIES, _SOURCE))
 
 
-def _meaning(node: str, known: dict[str, str]) -> str:
-    """A node, with the definitions of the columns in its first list (its keys), followed back to the source.
+def _meaning(node: str, known: Mapping[str, str]) -> str:
+    return "; ".join(_texts(node, known))
+
+
+def _texts(node: str, known: Mapping[str, str]) -> list[str]:
+    """A node, and the definitions of the columns in its first list (its keys), followed back to the source.
 
     The definition of `_record` is left out: it is the format's, and a further field in it changes no state.
     """
@@ -432,7 +459,30 @@ def _meaning(node: str, known: dict[str, str]) -> str:
         if definition is not None and definition not in texts and not definition.endswith(f" AS {_DECODED}"):
             texts.append(definition)
             waiting += _COLUMN.findall(definition)
-    return "; ".join(_GENERATED.sub("", part) for part in texts)
+    return [_GENERATED.sub("", part) for part in texts]
+
+
+def _multiplied(plan: str) -> dict[str, str]:
+    """The definition of each column of which an operator makes several values from one row, by the column's id.
+
+    `Generate` has one expression. `Expand` has a list of expressions for each row that it makes; the definition has the
+    first one, which shows length and slide of a window, and a hash of all.
+    """
+    by_column: dict[str, str] = {}
+    for name, line in streaming_nodes(plan):
+        made_by, _, columns = line.lstrip(" :+|-~").removeprefix(f"{name} ").rpartition(", [")
+        made = _ATTRIBUTE.findall(columns)
+        if name == "Generate":
+            by_column |= {column: f"{made_by} AS {label}" for label, column in made}
+        elif name == "Expand":
+            rows = [[value.strip() for value in parts(row.strip()[1:-1])] for row in parts(made_by[1:-1])]
+            if any(len(row) != len(made) for row in rows):
+                continue  # a text in it has a bracket
+            for (label, column), values in zip(made, zip(*rows, strict=True), strict=True):
+                if len(set(values)) > 1:
+                    every = hashlib.sha256(_GENERATED.sub("", "; ".join(values)).encode()).hexdigest()[:16]
+                    by_column[column] = f"{values[0]} and {every} AS {label}"
+    return by_column
 
 
 def definitions(plan: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streaming_jobs.errors import PreflightRefused
-from streaming_jobs.runtime.spark_plan import EMIT, INPUT, comparable, parts
+from streaming_jobs.runtime.spark_plan import EMIT, INPUT, MULTIPLIED, comparable, parts
 from streaming_jobs.text import commands
 
 _AGGREGATE = re.compile(r"(\w+) \[(.*?)\], \[(.*)\]", re.DOTALL)
@@ -36,7 +36,7 @@ class StateChange:
     |---|---|
     | harmless | there is none, or the new code builds the same one from the same values |
     | state fits | the new code continues it; what earlier records have put there stays as earlier code computed it |
-    | state has to be rebuilt | Spark refuses it for the new code, or would give it another meaning |
+    | state has to be rebuilt | Spark refuses it for the new code, or would give it, or a position, another meaning |
     | known after a preview | Spark did not plan the new code beforehand |
     """
 
@@ -94,6 +94,9 @@ def _labelled(state: Mapping[str, str]) -> dict[tuple[str, str, str], str]:
     for index, text in state.items():
         if index == EMIT:
             by_label[(EMIT, EMIT, "")] = text
+            continue
+        if index == MULTIPLIED:
+            by_label |= {(index, kind, name): value for kind, name, value in map(_definition, text.split("; "))}
             continue
         node, *definitions = text.split("; ")
         for kind, name, value in (*_node(node), *map(_definition, definitions)):

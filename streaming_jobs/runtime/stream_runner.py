@@ -448,7 +448,8 @@ class StreamRunner:
         elif failure is None or pipeline.stopped_at_border or stopped:
             self._stopped()
         else:
-            self.fail(self._explained(classify(failure, where=named(pipeline.unfinished))))
+            where, rebuild = named(pipeline.unfinished), self.stream.rebuild_step()
+            self.fail(self._explained(classify(failure, where, rebuild)))
 
     def _explained(self, error: RecourseError) -> RecourseError:
         """The error; for lost records the error of preflight, which names the exact range.

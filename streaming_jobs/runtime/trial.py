@@ -89,7 +89,10 @@ def trial(settings: Settings, stream: Stream, spark: SparkSession) -> TrialVerdi
             raise other_state(stream.name, change.why, stream.rebuild_step())
     except Exception as error:  # noqa: BLE001 - as above
         classified = classify(error)
-        return replace(verdict, found=classified.found, next_step=classified.next_step)
+        step, rebuild = classified.next_step, stream.rebuild_step()
+        if rebuilt and rebuild not in step:
+            step = f"{step}; the state has to be rebuilt as well: {rebuild}"
+        return replace(verdict, found=classified.found, next_step=step)
     return verdict
 
 

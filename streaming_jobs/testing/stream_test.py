@@ -318,7 +318,7 @@ class StreamTest:
         pipeline = pipelines[0]
         failure = pipeline.failure or (None if pipeline.stopped_at_border else launched.query.exception())
         if failure is not None and not isinstance(failure, Crashed):
-            raise classify(failure)
+            raise classify(failure, rebuild=self.stream.rebuild_step())
 
     def _built(self, pipelines: list[BatchPipeline], pipeline: BatchPipeline) -> None:
         pipeline.hooks = replace(pipeline.hooks, at=self._at)

@@ -8,21 +8,23 @@ the new. A change that is said not to fit is refused, by Recourse or by Spark it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from streaming_jobs import DeltaTable, Json, KafkaTopic, Lookup, Stream, salt, stream
+from streaming_jobs import DeltaTable, Json, KafkaTopic, Lookup, RecordTimestamp, Stream, salt, stream
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.runtime.trial import trial
 from streaming_jobs.testing import StreamTest
+from streaming_jobs.text import commands
+from tests.support import ROOT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
@@ -35,13 +37,17 @@ B = KafkaTopic(
 )
 FIRST = [(k, g, n, n) for n, (k, g) in enumerate([("x", "p"), ("y", "p"), ("z", "q"), ("x", "q"), ("y", "p")], 1)]
 SECOND = [(k, g, n, n) for n, (k, g) in enumerate([("z", "p"), ("y", "q"), ("x", "p"), ("z", "q"), ("w", "p")], 6)]
+LAST = ("last", "q", 99, 7_200)
 Function = Callable[..., Any]
 HARMLESS, FITS, REBUILT = "harmless", "state fits", "state has to be rebuilt"
 
 
 @dataclass(frozen=True)
 class Case:
-    """`prepared`: what the old, and what the new code does to records ahead of the state; `computed`: the rest."""
+    """`prepared`: what the old, and what the new code does to records ahead of the state; `computed`: the rest.
+
+    `closes`: a later record lets the watermark pass all others, whose rows come only then.
+    """
 
     name: str
     old: Stream
@@ -50,6 +56,7 @@ class Case:
     prepared: tuple[Function, Function] = (lambda a: a, lambda a: a)
     computed: Function | None = None
     long: bool = True
+    closes: bool = False
 
 
 def of(function: Function, like: Stream) -> Stream:
@@ -68,7 +75,7 @@ def declared(sink: Any, *, both: bool = False, **options: Any) -> Callable[[Func
     return stream(name="s", source=source, sink=sink, **options)
 
 
-PER_KEY, ALL = DeltaTable("t", keys=["k"]), DeltaTable("t")
+PER_KEY, ALL_KEYS, ALL = DeltaTable("t", keys=["k"]), DeltaTable("t", keys=["k", "g"]), DeltaTable("t")
 
 
 @declared(PER_KEY)
@@ -79,6 +86,9 @@ def total(a: DataFrame) -> DataFrame:
 @declared(PER_KEY)
 def two(a: DataFrame) -> DataFrame:
     return a.groupBy("k").agg(F.sum("n").alias("total"), F.sum(F.length("g")).alias("other"))
+
+
+CLOSED = DeltaTable("t", keys=["w_start", "k"], emit="close")
 
 
 @declared(DeltaTable("t", keys=["w_start", "k"]))
@@ -94,14 +104,25 @@ def in_window(*window: str, **options: str) -> Function:
     return function
 
 
-@declared(ALL)
-def sessions(a: DataFrame) -> DataFrame:
-    return a.groupBy(F.session_window("at", "5 minutes"), "k").count().select("k", "count")
+per_two_keys = declared(ALL_KEYS)(lambda a: a.groupBy("k", "g").agg(F.sum("n").alias("total")))
+hops = declared(DeltaTable("t", keys=["w_start", "k"]))(in_window("10 minutes", "5 minutes"))
+
+
+def in_session(gap: str) -> Function:
+    return lambda a: a.groupBy(F.session_window("at", gap), "k").count().select("k", "count")
+
+
+sessions = declared(ALL)(in_session("5 minutes"))
 
 
 @declared(ALL)
 def once(a: DataFrame) -> DataFrame:
     return a.dropDuplicates(["k", "g"]).select("k", "g")
+
+
+@declared(ALL)
+def once_in_time(a: DataFrame) -> DataFrame:
+    return a.dropDuplicatesWithinWatermark(["k", "g"]).select("k", "g")
 
 
 @declared(ALL)
@@ -126,6 +147,8 @@ def split_with(where: str, *more: str) -> Function:
 def salted(parts: int) -> Function:
     def function(a: DataFrame) -> DataFrame:
         window = F.window("at", "10 minutes")
+        if not parts:
+            return a.groupBy(window, "k").agg(F.sum("n").alias("total")).select("k", "total")
         partial = a.groupBy(window, "k", salt("g", parts=parts).alias("part")).agg(F.sum("n").alias("n"))
         return partial.groupBy("window", "k").agg(F.sum("n").alias("total")).select("k", "total")
 
@@ -140,6 +163,45 @@ def join(*columns: str, on: str = WITHIN, how: str = "inner", where: str = "true
 
 
 joined = declared(ALL, both=True)(join("k", "n", "m"))
+
+
+def matched(how: str) -> Stream:
+    """A join of the given kind, with the columns that each kind has; null matches nothing."""
+    return declared(ALL, both=True)(join("k", "n", on=f"{WITHIN} AND k IS NOT NULL", how=how))
+
+
+def merged(prepared_a: Function, prepared_b: Function) -> Stream:
+    """Totals over both topics, of what the two functions make of them."""
+
+    def function(a: DataFrame, b: DataFrame) -> DataFrame:
+        return prepared_a(a).unionByName(prepared_b(b)).groupBy("k").agg(F.sum("n").alias("total"))
+
+    return declared(PER_KEY, both=True)(function)
+
+
+def of_a(a: DataFrame) -> DataFrame:
+    return a.select("k", "n")
+
+
+def of_b(least: int = 0) -> Function:
+    return lambda b: b.where(F.col("m") > least).selectExpr("k2 AS k", "m AS n")
+
+
+both_topics = merged(of_a, of_b())
+
+
+@declared(ALL, both=True)
+def rows_of_both(a: DataFrame, b: DataFrame) -> DataFrame:
+    return of_a(a).unionByName(of_b()(b))  # type: ignore[no-any-return]
+
+
+def without_b(a: DataFrame, b: DataFrame) -> DataFrame:
+    return sum_of("n")(of_a(a))  # type: ignore[no-any-return]
+
+
+def split_by(separator: str) -> Function:
+    """The group is a part of a text, one row for each part."""
+    return lambda a: sum_of("n")(a.withColumn("k", F.explode(F.split(F.concat_ws("-", "k", "g"), separator))))
 
 
 class Total(StatefulProcessor):
@@ -174,6 +236,51 @@ def doubled(a: DataFrame) -> DataFrame:
     return processed(factor=2)(a)  # type: ignore[no-any-return]
 
 
+class Waiting(StatefulProcessor):
+    """Holds the records of a key back for `bound` milliseconds, and numbers them in the order of their times."""
+
+    bound = 0
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.waiting = handle.getListState("waiting", "at timestamp, n int")
+        self.count = handle.getValueState("count", "number bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.waiting.appendValue((row.at, row.n))
+            self.handle.registerTimer(int(row.at.timestamp() * 1000) + self.bound)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        before = self.count.get()[0] if self.count.exists() else 0
+        now = timerValues.getCurrentWatermarkInMs()
+        rows = sorted(tuple(row) for row in self.waiting.get())
+        due = [row for row in rows if row[0].timestamp() * 1000 + self.bound <= now]
+        self.waiting.put(rows[len(due) :]) if len(due) < len(rows) else self.waiting.clear()
+        self.count.update((before + len(due),))
+        yield from (Row(k=key[0], n=n, number=number) for number, (_, n) in enumerate(due, before + 1))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def reordered(bound: int, time: str = "EventTime") -> Function:
+    kind = type("Waiting", (Waiting,), {"bound": bound})
+    output = "k string, n int, number bigint"
+    return lambda a: a.groupBy("k").transformWithState(kind(), output, "Append", time)
+
+
+def reordered_for_longer(a: DataFrame) -> DataFrame:
+    """Code of its own, as `doubled`."""
+    return reordered(30_000)(a)  # type: ignore[no-any-return]
+
+
+def numbered(a: DataFrame) -> DataFrame:
+    return a.select("k", "n", F.row_number().over(Window.partitionBy("k").orderBy("at")).alias("number"))
+
+
+in_order = declared(ALL)(reordered(0))
 by_processor = declared(PER_KEY)(processed())
 NAMES = Lookup("names", schema={"code": "string", "label": "string"})
 
@@ -250,6 +357,28 @@ CASES = [
     case("key_changed", total, sum_of("n", key="g AS k"), REBUILT, long=False),
     case("key_expression", total, sum_of("n", key="upper(k) AS k"), REBUILT),
     case("key_added", total, lambda a: a.groupBy("k", "g").agg(F.sum("n").alias("total")), REBUILT),
+    case("key_removed", per_two_keys, sum_of("n"), REBUILT),
+    case(
+        "keys_exchanged",
+        per_two_keys,
+        lambda a: a.groupBy("g", "k").agg(F.sum("n").alias("total")),
+        REBUILT,
+        long=False,
+    ),
+    case("key_exploded", declared(PER_KEY)(split_by("-")), split_by("x"), REBUILT),
+    case(
+        "argument_widened",
+        total,
+        lambda a: sum_of("n")(a.withColumn("n", F.col("n").cast("long"))),
+        FITS,
+        computed=total.function,
+    ),
+    case(
+        "greatest_widened",
+        declared(PER_KEY)(lambda a: a.groupBy("k").agg(F.max("n").cast("long").alias("total"))),
+        lambda a: sum_of("n", F.max)(a.withColumn("n", F.col("n").cast("long"))),
+        REBUILT,
+    ),
     case("window_length", windows, in_window("20 minutes"), REBUILT),
     case("window_slide", windows, in_window("10 minutes", "5 minutes"), REBUILT),
     case("window_offset", windows, in_window("10 minutes", startTime="1 minute"), REBUILT),
@@ -263,15 +392,66 @@ CASES = [
         same,
         computed=windows.function,
     ),
-    case("emit", windows, replace(windows, sinks={"t": DeltaTable("t", keys=["w_start", "k"], emit="close")}), REBUILT),
+    case("emit", windows, replace(windows, sinks={"t": CLOSED}), REBUILT),
     case(
-        "session_gap",
-        sessions,
-        lambda a: a.groupBy(F.session_window("at", "9 minutes"), "k").count().select("k", "count"),
-        REBUILT,
+        "less_grace",
+        windows,
+        replace(windows, sources={"a": replace(A, lateness="10 seconds")}),
+        FITS,
+        same,
+        same,
+        computed=windows.function,
     ),
+    case(
+        "watermark_of_another_time",
+        windows,
+        replace(windows, sources={"a": replace(A, event_time=RecordTimestamp())}),
+        FITS,
+        same,
+        same,
+        computed=windows.function,
+    ),
+    case("emit_at_each_change", replace(windows, sinks={"t": CLOSED}), windows, REBUILT),
+    case("window_key_added", windows, lambda a: a.groupBy(F.window("at", "10 minutes"), "k", "g").count(), REBUILT),
+    case("window_to_session", windows, in_session("10 minutes"), REBUILT),
+    case("hop_slide", hops, in_window("10 minutes", "2 minutes"), REBUILT, long=False),
+    case("hop_length", hops, in_window("20 minutes", "5 minutes"), REBUILT),
+    case("hop_offset", hops, in_window("10 minutes", "5 minutes", startTime="1 minute"), REBUILT),
+    case(
+        "filter_ahead_of_hops",
+        hops,
+        lambda a: hops.function(above(6)(a)),
+        FITS,
+        same,
+        above(6),
+        computed=hops.function,
+    ),
+    case("filter_behind_hops", hops, lambda a: hops.function(a).where("count > 0"), HARMLESS),
+    case("session_gap", sessions, in_session("9 minutes"), REBUILT),
+    case("session_gap_shorter", sessions, in_session("1 minute"), REBUILT),
+    case(
+        "filter_ahead_of_sessions",
+        sessions,
+        lambda a: sessions.function(above(7)(a)),
+        FITS,
+        same,
+        above(7),
+        computed=sessions.function,
+        closes=True,
+    ),
+    case("session_to_window", sessions, windows.function, REBUILT),
     case("deduplicated_by_less", once, lambda a: a.dropDuplicates(["k"]).select("k", "g"), REBUILT),
     case("deduplicated_in_time", once, lambda a: a.dropDuplicatesWithinWatermark(["k", "g"]).select("k", "g"), REBUILT),
+    case("deduplicated_by_more", once, lambda a: a.dropDuplicates(["k", "g", "n"]).select("k", "g"), REBUILT),
+    case(
+        "deduplicated_for_longer",
+        once_in_time,
+        replace(once_in_time, sources={"a": replace(A, lateness="9 minutes")}),
+        FITS,
+        same,
+        same,
+        computed=once.function,
+    ),
     case("filter_behind_deduplication", once, lambda a: once.function(a).where("k <> 'nobody'"), HARMLESS),
     case(
         "filter_ahead_of_deduplication",
@@ -287,6 +467,35 @@ CASES = [
     case("state_removed", once, lambda a: a.select("k", "g"), REBUILT),
     case("no_state", plain, lambda a: a.select("k", F.col("n").cast("int").alias("n")), HARMLESS),
     case("join_bound", joined, join("k", "n", "m", on=WITHIN.replace("+ INTERVAL 1", "+ INTERVAL 2")), REBUILT),
+    case(
+        "join_bound_narrower", joined, join("k", "n", "m", on=WITHIN.replace("+ INTERVAL 1", "+ INTERVAL 0")), REBUILT
+    ),
+    case("semi_to_inner", matched("left_semi"), matched("inner"), REBUILT),
+    case("left_to_full", matched("left"), matched("full"), REBUILT),
+    case(
+        "filter_of_a_merged_topic",
+        both_topics,
+        merged(of_a, of_b(70)),
+        FITS,
+        computed=lambda a, b: both_topics.function(a, b.where("m <= 50 OR m > 70")),
+    ),
+    case(
+        "key_of_a_further_topic",
+        both_topics,
+        merged(of_a, lambda b: b.selectExpr("upper(k2) AS k", "m AS n")),
+        FITS,
+        computed=merged(of_a, lambda b: b.selectExpr("if(m <= 50, k2, upper(k2)) AS k", "m AS n")).function,
+    ),
+    case(
+        "merged_topic_left_out",
+        both_topics,
+        merged(of_a, lambda b: of_b()(b.where("false"))),
+        FITS,
+        computed=lambda a, b: both_topics.function(a, b.where("m <= 50")),
+    ),
+    case("merged_topic_dropped", both_topics, without_b, REBUILT, long=False),
+    case("topic_without_state_dropped", rows_of_both, lambda a, b: of_a(a), REBUILT),
+    case("topics_exchanged", rows_of_both, lambda a, b: of_b()(b).unionByName(of_a(a)), REBUILT),
     case("join_kind", joined, join("k", "n", "m", how="left"), REBUILT),
     case("join_column_added", joined, join("k", "n", "m", "z"), REBUILT, long=False),
     case(
@@ -305,12 +514,144 @@ CASES = [
     case("processor_state_added", by_processor, processed(more="count"), REBUILT),
     case("processor_state_renamed", by_processor, processed(state="sum"), REBUILT),
     case("processor_state_of_another_type", by_processor, processed(schema="total double"), REBUILT),
+    case("processor_state_removed", declared(PER_KEY)(processed(more="count")), processed(), REBUILT),
+    case(
+        "reordered_for_longer",
+        in_order,
+        reordered_for_longer,
+        FITS,
+        same,
+        same,
+        computed=numbered,
+        closes=True,
+        long=False,
+    ),
+    case("timers_removed", in_order, reordered(0, "None"), REBUILT),
+    case("processor_to_aggregate", by_processor, total.function, REBUILT),
     case("second_table_filter", split, split_with("total > 4"), HARMLESS, computed=total.function),
     case("second_table_aggregate", split, split_with("total > 3", "max(n) AS most"), REBUILT),
     case("salt", declared(ALL)(salted(2)), salted(3), REBUILT),
+    case("salt_added", declared(ALL)(salted(0)), salted(2), REBUILT),
+    case("salt_removed", declared(ALL)(salted(2)), salted(0), REBUILT),
     case("lookup_behind", total, labelled(total.function, ahead=False), HARMLESS, computed=total.function),
     case("lookup_ahead", total, labelled(total.function, ahead=True), FITS, computed=total.function),
 ]
+
+
+KINDS = {
+    "a filter or a column behind an operator with state": (
+        "having",
+        "comment",
+        "column_behind",
+        "window_filter_behind",
+        "filter_behind_hops",
+        "filter_behind_deduplication",
+        "join_filter_behind",
+        "join_column_behind",
+        "second_table_filter",
+    ),
+    "a look-up behind it": ("lookup_behind",),
+    "anything, in a function without state": ("no_state",),
+    "a filter or a computed value ahead of it": (
+        "value_ahead",
+        "filter_ahead",
+        "filter_ahead_of_hops",
+        "filter_ahead_of_sessions",
+        "filter_ahead_of_deduplication",
+        "filter_of_a_merged_topic",
+        "merged_topic_left_out",
+        "join_filter_ahead",
+    ),
+    "a key that a further part of a union computes differently": ("key_of_a_further_topic",),
+    "a look-up ahead of it": ("lookup_ahead",),
+    "an argument of a wider type, if the aggregate's type stays (`sum` of an `int`)": ("argument_widened",),
+    "lateness, or another event time": (
+        "grace",
+        "less_grace",
+        "watermark_of_another_time",
+        "deduplicated_for_longer",
+    ),
+    "the body of a processor, the bound of its timers": ("processor_body", "reordered_for_longer"),
+    "an aggregate added or removed": ("aggregate_added", "aggregate_removed", "second_table_aggregate", "cast_behind"),
+    "an aggregate renamed, exchanged, or in another order": (
+        "aggregate_exchanged",
+        "aggregate_renamed",
+        "aggregates_swapped",
+    ),
+    "an aggregate of another argument, or of another type": (
+        "argument_of_an_aggregate",
+        "type_of_an_argument",
+        "greatest_widened",
+    ),
+    "a key added, removed, computed differently, or in another order": (
+        "key_expression",
+        "key_changed",
+        "key_added",
+        "key_removed",
+        "key_exploded",
+        "keys_exchanged",
+        "window_key_added",
+    ),
+    "length, slide or offset of a window": (
+        "hop_slide",
+        "hop_length",
+        "hop_offset",
+        "window_length",
+        "window_slide",
+        "window_offset",
+    ),
+    "the gap of a session": ("session_gap", "session_gap_shorter"),
+    "a session in place of a window, or the reverse": ("window_to_session", "session_to_window"),
+    "`emit`": ("emit", "emit_at_each_change"),
+    "the columns of a deduplication": ("deduplicated_by_less", "deduplicated_by_more"),
+    "a deduplication that forgets, or no longer does": ("deduplicated_in_time",),
+    "a deduplication ahead of an aggregation": ("deduplication_ahead",),
+    "state where there was none, or the reverse": ("state_added", "state_removed"),
+    "a topic no longer read, or read in another order; with or without state": (
+        "merged_topic_dropped",
+        "topic_without_state_dropped",
+        "topics_exchanged",
+    ),
+    "the time bound of a join": ("join_bound", "join_bound_narrower"),
+    "the kind of a join": ("join_kind", "semi_to_inner", "left_to_full"),
+    "a further column of a side of a join, or one in another's place": ("join_column_exchanged", "join_column_added"),
+    "a state variable of a processor added, removed, renamed, or of another type": (
+        "processor_state_added",
+        "processor_state_removed",
+        "processor_state_renamed",
+        "processor_state_of_another_type",
+    ),
+    "timers of a processor, where there were none, or the reverse": ("timers_removed",),
+    "an aggregation in place of a processor": ("processor_to_aggregate",),
+    "the parts of a `salt`, a salt added or removed": ("salt", "salt_added", "salt_removed"),
+}
+"""The rows of the table in docs/deploy.md, and the cases of each: the first one's reason is in the row."""
+STEPS = {
+    HARMLESS: "`recourse deploy`",
+    FITS: "`recourse deploy`; a rebuild as well, to have earlier records computed by the new code",
+    REBUILT: "`recourse deploy --rebuild`",
+}
+
+
+def test_every_change_is_of_a_kind_and_the_kinds_are_in_the_documentation() -> None:
+    by_name = {each.name: each for each in CASES}
+    assert sorted(name for names in KINDS.values() for name in names) == sorted(by_name)
+    documented = [
+        (cells[0], cells[1], cells[3])
+        for line in (ROOT / "docs/deploy.md").read_text().splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4 and cells[1] in STEPS
+    ]
+    changes = {kind: {by_name[name].change for name in names} for kind, names in KINDS.items()}
+    assert documented == [(kind, change, STEPS[change]) for kind, [change] in changes.items()]
+
+
+def documented_reason(name: str) -> str | None:
+    """The reason in the table's row of the case; None if the row has that of another one."""
+    kind = next(kind for kind, names in KINDS.items() if name in names)
+    if KINDS[kind][0] != name:
+        return None
+    [row] = [line for line in (ROOT / "docs/deploy.md").read_text().splitlines() if line.startswith(f"| {kind} | ")]
+    return row.split(" | ")[2].strip("`")
 
 
 def record(of_: tuple[str, str, int, int]) -> dict[str, Any]:
@@ -360,18 +701,23 @@ def test_the_class_of_a_change_is_true(stream_test: Callable[..., StreamTest], c
     after = {path: path.stat().st_mtime_ns for path in test.settings.state.rglob("*") if path.is_file()}
     assert after == before, "a trial writes nothing to the state"
     assert (verdict.change, bool(verdict.found)) == (case.change, case.change == REBUILT), verdict
+    assert verdict.why.startswith((documented_reason(case.name) or "").removesuffix(" ..."))
     send(test, SECOND)
     if case.change == REBUILT:
-        with pytest.raises(RecourseError):
+        assert commands.plan("s", to_batch=-1) in verdict.next_step, "the trial names the rebuild"
+        with pytest.raises(RecourseError) as start:
             test.run()
+        assert commands.plan("s", to_batch=-1) in start.value.next_step, "so does the start"
         return
+    if case.closes:
+        send(test, [LAST])
     test.run()
     expected = truth(spark, case)
     names = expected[0].keys()
-    assert rows_of(test.rows(), names) == rows_of(expected, names)
+    assert rows_of((row for row in test.rows() if row["k"] != LAST[0]), names) == rows_of(expected, names)
 
 
-def rows_of(rows: Sequence[Mapping[str, Any]], names: Collection[str]) -> list[str]:
+def rows_of(rows: Iterable[Mapping[str, Any]], names: Collection[str]) -> list[str]:
     """The rows in one order, with times as Spark returns them."""
     plain = ([v.replace(tzinfo=None) if isinstance(v, datetime) else v for v in map(row.get, names)] for row in rows)
     return sorted(map(repr, plain))

@@ -27,10 +27,13 @@ LOST = (
     "Partition things-0's offset was changed from 80 to 3",
     "org.apache.spark.SparkException: Job aborted: some data may have been lost",
 )
-PERMANENT = (
+OTHER_STATE = (
     "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema does not match existing state value schema",
     "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match",
     "[STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA] Streaming stateful operator name does not match",
+)
+PERMANENT = (
+    *OTHER_STATE,
     "[CANNOT_LOAD_STATE_STORE] x [CANNOT_READ_STREAMING_STATE_FILE] Error reading streaming state file",
     "[STREAMING_CHECKPOINT_MISSING_METADATA_FILE] Checkpoint location x must have a metadata file",
     "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3",
@@ -72,6 +75,13 @@ def test_a_failure_is_lost_records_or_permanent_by_its_text_and_otherwise_tried_
     error = classify(cause)
     assert type(error) is kind
     assert error.__cause__ is cause, "kept for the log"
+
+
+@pytest.mark.parametrize("text", PERMANENT)
+def test_where_spark_refuses_the_state_the_next_step_rebuilds_it_and_otherwise_does_not(text: str) -> None:
+    rebuilds = text in OTHER_STATE
+    assert ("recover plan STREAM --to-batch -1" in classify(RuntimeError(text)).next_step) is rebuilds
+    assert ("a step" in classify(RuntimeError(text), rebuild="a step").next_step) is rebuilds
 
 
 @pytest.mark.parametrize("text", FULL)

@@ -232,6 +232,7 @@ def test_the_class_of_the_change_is_shown(
     assert made.change is not None and made.change.kind == kind == made.value()["change"]["kind"]
     assert f"the change is: {kind}" in text(made)
     assert ("recourse deploy things" in made.change.why) is (not saved and bool(after) and "rebuilt" not in kind)
+    assert ("recourse recover plan things --to-batch -1" in text(made)) is ("rebuilt" in kind)
 
 
 def test_a_refused_state_is_the_class_of_a_preview_that_cannot_start(life: Life) -> None:
@@ -239,6 +240,7 @@ def test_a_refused_state_is_the_class_of_a_preview_that_cannot_start(life: Life)
     failure = ReplayFailure(error.code, error.found, error.next_step, starts=False)
     made = run(life, asked={"replay": lambda *_: failure})
     assert made.change is not None and made.change.kind == "state has to be rebuilt"
+    assert "recourse recover plan things --to-batch -1" in made.change.why
 
 
 def test_a_table_that_is_no_longer_declared_cannot_start(tmp_path: Path) -> None:

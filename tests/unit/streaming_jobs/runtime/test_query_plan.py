@@ -13,7 +13,16 @@ import pytest
 
 from streaming_jobs.runtime.batch_hooks import choose_path
 from streaming_jobs.runtime.output_plans import output_of
-from streaming_jobs.runtime.spark_plan import INPUT, comparable, fingerprint_of, has_wall_clock, traits_of, used_in
+from streaming_jobs.runtime.spark_plan import (
+    INPUT,
+    MULTIPLIED,
+    comparable,
+    fingerprint_of,
+    has_wall_clock,
+    parameters_read,
+    traits_of,
+    used_in,
+)
 from streaming_jobs.runtime.state_changes import classified, differences
 from streaming_jobs.settings import StreamSettings
 
@@ -48,6 +57,14 @@ MULTIPLYING = (
     "state_pandas",
     "cte_static",
     "by_batch",
+    "hops",
+    "hops_slide",
+    "hops_length",
+    "hops_offset",
+    "exploded",
+    "exploded_otherwise",
+    "rollup",
+    "cube",
 )
 
 
@@ -116,6 +133,11 @@ def test_an_operator_that_is_not_known_may_keep_state_and_takes_the_executors(na
         ("wide", "wide_last_max"),  # only the 30th column differs
         ("processor", "processor_by_value"),  # a key of the same type
         ("processor", "processor_by_two"),
+        ("hops", "hops_slide"),
+        ("hops", "hops_length"),
+        ("hops", "hops_offset"),
+        ("exploded", "exploded_otherwise"),
+        ("rollup", "cube"),
     ],
 )
 def test_another_aggregation_grouping_or_window_is_another_fingerprint(before: str, after: str) -> None:
@@ -135,6 +157,28 @@ def test_another_aggregation_grouping_or_window_is_another_fingerprint(before: s
 )
 def test_what_does_not_touch_the_state_keeps_the_fingerprint(before: str, after: str) -> None:
     assert differences(fingerprint_of(PLANS[before]), fingerprint_of(PLANS[after])) == ""
+
+
+@pytest.mark.parametrize("name", ["hops", "exploded", "cube"])
+def test_a_fingerprint_from_before_multiplied_keys_were_noted_still_compares(name: str) -> None:
+    now = fingerprint_of(PLANS[name])
+    stored = {key: text for key, text in now.items() if key != MULTIPLIED}
+    assert stored != now and differences(stored, now) == differences(now, stored) == ""
+    assert differences({"0": "Aggregate [j], [j]"}, now)
+
+
+def test_an_unbalanced_bracket_in_a_text_leaves_a_stable_fingerprint() -> None:
+    for plan, old, new in (("exploded", ", -, -1", ", [, -1"), ("cube", "[timestamp", "[[, timestamp")):
+        odd = fingerprint_of(changed(plan, old, new))
+        assert odd == fingerprint_of(changed(plan, old, new)) and odd["0"] == fingerprint_of(PLANS[plan])["0"]
+
+
+def test_the_sources_that_a_plan_reads_are_in_the_order_in_which_it_reads_them() -> None:
+    leaf = "~StreamingRelationV2 PythonDataSourceV2, kafka-s-{0}, PythonTable, [], [topic#1]"
+    plan = "\n".join(["~Union", *(f"+- {leaf.format(name)}" for name in ("b", "a", "b"))])
+    assert parameters_read(plan) == ["b", "a"]
+    for unknown in ("~CTERelationDef 0, false", "~StreamingRelationV2 RateStreamProvider, rate, [], [value#1]"):
+        assert parameters_read(f"{plan}\n+- {unknown}") == []
 
 
 def changed(plan: str, old: str, new: str) -> str:
@@ -269,6 +313,11 @@ def test_a_plan_that_cannot_be_taken_apart_still_has_a_stable_fingerprint() -> N
         ("window10", "session", "gone: window of timestamp, 10 minutes"),
         ("window10", "session", "new: session_window of timestamp"),
         ("two_step_key", "sum", "new: sum(value) AS s"),
+        ("hops", "hops_slide", "window of timestamp: 10 minutes each 5 minutes -> 10 minutes each 2 minutes"),
+        ("hops", "hops_length", "window of timestamp: 10 minutes each 5 minutes -> 20 minutes each 5 minutes"),
+        ("hops", "window10", "new: window of timestamp, 10 minutes"),
+        ("exploded", "exploded_otherwise", "e: explode(split(cast(k as string), -, -1)), false"),
+        ("rollup", "cube", "spark_grouping_id: 0 and "),
     ],
 )
 def test_what_differs_between_two_states_is_told_in_a_line(before: str, after: str, words: str) -> None:
