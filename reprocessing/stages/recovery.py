@@ -162,6 +162,11 @@ class RecoveryContext:
         """A folder of this machine for scratch files, which is removed with the staging tables."""
         return staging.scratch_folder(self.settings, self.plan)
 
+    @property
+    def staged_records(self) -> Path:
+        """The folder in which the records of the stream's topics wait for its stop, in a folder for each topic."""
+        return self.scratch / "_records"
+
     def rebuilt_table(self, declared: DeclaredTable, folder: str = "") -> StoredTable:
         """A staging table, or that of a folder beside them; raises PreflightRefused if it is gone."""
         table = open_table(self.replay_settings.with_tables(self.beside(folder)), declared, self.stream.name)

@@ -297,12 +297,13 @@ class LedgerFile:
     def adopt(self, other: LedgerFile) -> None:
         """Add the lines of another folder that are missing here: its generation has become this stream's.
 
-        They are written to the newest file, whatever their day. Their versions are of other tables and are left out.
+        They are written to the newest file, whatever their day, of a batch that was repeated the newest line. Their
+        versions are of other tables and are left out.
         """
-        new: dict[tuple[Txn, float], RawLine] = {}
+        batches: dict[Txn, RawLine] = {}
         for file in reversed([*other._files()]):
-            new |= {_moment(line): line for line in lines_of("", file)}
-        batches = {txn for txn, _ in new}
+            batches |= {line.txn: line for line in lines_of("", file)}
+        new = {_moment(line): line for line in batches.values()}
         for file in self._files() if new else ():
             for line in (each for each in lines_of("", file) if each.txn in batches):
                 new.pop(_moment(line), None)

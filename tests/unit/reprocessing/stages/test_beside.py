@@ -77,7 +77,7 @@ def test_plans_that_need_their_streams_stopped_say_why(
     life: Life, plan: StreamRecoveryPlan, change: dict[str, Any], reason: str | None
 ) -> None:
     whole = load(life.settings, plan.id)
-    assert reason_to_stop_first(replace(whole, streams=(replace(plan, **change),)), {STREAM.name: STREAM}) == reason
+    assert reason_to_stop_first(replace(whole, streams=(replace(plan, **change),))) == reason
 
 
 def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(
@@ -183,10 +183,10 @@ def test_a_running_stream_stops_when_its_replay_has_been_followed_compared_and_c
 def test_a_stream_that_does_not_run_or_is_to_stop_first_is_stopped_before_its_replay(
     life: Life, followed: Recovery, plan: StreamRecoveryPlan
 ) -> None:
-    text = executor.explained(life.settings, {STREAM.name: STREAM}, load(life.settings, plan.id))
+    text = executor.explained(life.settings, load(life.settings, plan.id))
     assert "follow" not in text
     with running(life):
-        text = executor.explained(life.settings, {STREAM.name: STREAM}, load(life.settings, plan.id))
+        text = executor.explained(life.settings, load(life.settings, plan.id))
         assert text.index("follow ") < text.index("take_savepoint") and "the stream runs meanwhile" in text
         executor.apply(followed, stop_first=True)
     assert "follow" not in done(followed) and life.ids() == RIGHT
