@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
@@ -119,13 +120,13 @@ def _stands_still(plan: RecoveryPlan) -> str:
             for p, end in ends.items()
         )
         if records:
-            topics = ", ".join(each.wrong_from)
-            parts.append(f"about {records / _APPENDED:,.0f} s to append some {records:,} records to {topics}")
+            seconds, topics = math.ceil(records / _APPENDED), ", ".join(each.wrong_from)
+            parts.append(f"about {seconds:,} s to append some {records:,} records to {topics}")
     for each in plan.streams:
         if each not in plan.followed:
-            time = "as long as it takes" if each.seconds is None else f"about {each.seconds:,.0f} s"
+            time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"
             parts.append(f"{time} to replay {counted(each.records, each.unit)} of {each.stream}")
-    return f"stands still {', '.join(parts)}"
+    return f"stands still {', plus '.join(parts)}"
 
 
 def _from_archives(plan: StreamRecoveryPlan) -> Iterator[str]:

@@ -361,11 +361,11 @@ def test_a_day_in_memory_is_places_in_its_file_and_not_its_text(ledger: LedgerFi
     assert used < 200 * 500 and day[150].read().entry == made[150]
 
 
-def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
+def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions_and_each_batch_once(
     ledger: LedgerFile, tmp_path: Path
 ) -> None:
     replayed = LedgerFile(tmp_path / "replayed")
-    for batch in range(5):
+    for batch in (*range(5), 2):
         replayed.append(many(batch, 1), {PRIMARY: batch})
     ledger.append(many(9, 3), {PRIMARY: 9})
     for _ in range(2):  # killed, and done again
