@@ -26,6 +26,7 @@ from reprocessing.replay.session import Border, launch_as
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.replay import run_to
 from reprocessing.stages.staged_records import records_staged
+from reprocessing.stages.void_ranges import refuse_late_readers
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between, starts_of
@@ -113,10 +114,11 @@ def _begins_before(begin: TopicOffsets, ends: TopicOffsets) -> bool:
 def follow(context: RecoveryContext) -> Mapping[str, Any]:
     """Replay in rounds until a round is short; returns the findings of the stage, also of a round that did nothing.
 
-    Raises CannotCatchUp, PreflightRefused if a recovery or a start anew has moved the stream meanwhile, and the
-    failure of a session.
+    Raises CannotCatchUp, PreflightRefused if a recovery or a start anew has moved the stream meanwhile, UsageError if
+    another stream has begun to read what the plan changes, and the failure of a session.
     """
     began, rounds, stalled, before, records = time.monotonic(), 0, 0, float("inf"), 0
+    refuse_late_readers(context)  # now as well as after the stop
     while True:
         if (goal := goal_of(context)) is None:
             raise PreflightRefused(

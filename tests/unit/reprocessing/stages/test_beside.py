@@ -19,7 +19,7 @@ from reprocessing.stages import beside
 from reprocessing.stages.beside import CannotCatchUp, Paced, follow, goal_of, reason_to_stop_first
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state.lease import acquire
@@ -211,3 +211,12 @@ def test_a_stream_that_another_plan_has_moved_meanwhile_is_not_followed(life: Li
         ledger_file(life.settings, STREAM.name).append(life.entry(number, generation=2), {})
     with pytest.raises(PreflightRefused, match="could follow"):
         follow(context_of(life, plan))
+
+
+def test_a_reader_that_has_begun_since_the_plan_was_made_is_noticed_before_the_stop(
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprocessing.stages.void_ranges.left_out", lambda *_: ["late"])
+    with pytest.raises(UsageError, match="stream late reads what plan .* changes, and has begun since") as refused:
+        follow(context_of(life, plan))
+    assert "recover abort" in refused.value.next_step
