@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.state.topic_records import void_of
 from tests.broker.conftest import BenchFactory
 from tests.support import diamond
-from tests.support.driver import Bench, command, produce, rows, until, variables
+from tests.support.driver import Bench, command, produce, rows, session_of, until, variables
 from tests.support.things import thing
 from tests.support.topic_reader import committed
 
@@ -118,25 +115,11 @@ def running(here: Bench, patch: pytest.MonkeyPatch, *names: str) -> Iterator[Liv
         for name in names:
             here.run(streams[name])
     patch.undo()
-    session = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", "streams", "run", *names, "--trigger", "continuous"],
-        cwd=here.settings.home,
-        env=variables(here.settings.home, here.bootstrap, FLOWS),
-        stdout=subprocess.DEVNULL,
-        stderr=(here.settings.home / "session.log").open("wb"),
-        start_new_session=True,
-    )
-    try:
+    with session_of(here, FLOWS, *names):
         for end in (550, 600):  # batches of their own
             live.send(end)
             until(lambda: len(live.rows("diamond_events")) == live.sent, 120, "the rows")
         yield live
-        session.send_signal(signal.SIGTERM)
-        assert session.wait(60) == 0
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(session.pid, signal.SIGKILL)
-        session.wait()
 
 
 @pytest.fixture
@@ -151,6 +134,7 @@ def both(bench: BenchFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]
         yield live
 
 
+@pytest.mark.long
 def test_staged_records_are_appended_once_when_the_stream_stops_though_a_kill_comes_between(writer: Live) -> None:
     plan = writer.plan()
     with writer.arriving():
