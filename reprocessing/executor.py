@@ -118,7 +118,7 @@ def resume(recovery: Recovery, *, stop_first: bool = False) -> None:
             _run_beside(recovery, check)
             return
         with _standing_by(recovery), stopped_streams(recovery, check):
-            _run_all(recovery, stages_of(plan))
+            _run_all(recovery, stages_of(plan, staged=recovery.journal.reached(Follow.name)))
 
 
 def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:

@@ -3,15 +3,16 @@
     follow           each batch's records go to files in staging, and its rows to the staging tables
     append_records   batch by batch, each topic gets the records in a transaction, as from the replay itself
 
-A topic's marker says which batches it has. After a kill, the batches up to it are passed over; the ledger of the replay
-has the ranges of each batch from before the next one begins, so that an abort knows all that was appended.
+A topic's marker says which batches it has, and a note beside each batch where its records are. After a kill, batches up
+to the marker are passed over; only the newest of them may lack its note, and the marker has the same ranges.
+
+Records of a batch that the staging tables lack are left out: Spark repeats that batch, and the replay appends it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +22,10 @@ from reprocessing.stages.recovery import RecoveryContext
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.sinks.batches import batches_rows
-from streaming_jobs.sinks.kafka.staged import StagedBatch, staged_batches
-from streaming_jobs.sinks.kafka.writer import Writer
+from streaming_jobs.sinks.kafka.staged import StagedBatch, staged_batches, written_below
 from streaming_jobs.sources.record_blocks import ArchivedRecords
-from streaming_jobs.state.ledger_file import LedgerLine
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
@@ -55,73 +53,49 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
 
     Raises PreflightRefused before the first one if records of a batch are gone, and the errors of topics and brokers.
     """
-    began, batches, lines = time.monotonic(), staged(context), _lines(context)
-    _refuse_incomplete(context, batches, lines)
-    due = {
-        txn: {name: of_topic[txn] for name, of_topic in batches.items() if txn in of_topic}
-        for txn, line in lines.items()
-        if not line.entry.written
+    began, waiting = time.monotonic(), staged(context)
+    at = context.rebuilt_table(context.stream.primary).position
+    batches = {
+        name: [batch for txn, batch in of_topic.items() if at is not None and txn <= at]
+        for name, of_topic in waiting.items()
     }
-    with ExitStack() as opened:
-        writers = {
-            sink.ledger_name: opened.enter_context(
-                context.written.appending(context.stream, sink, context.plan.generation)
-            )
-            for sink in context.stream.topic_sinks.values()
-            if any(sink.ledger_name in each for each in due.values())
-        }
-        for txn, of_batch in due.items():
-            if of_batch:
-                ranges = [each for name, batch in of_batch.items() for each in _appended(context, writers[name], batch)]
-                _note(context, lines[txn], ranges)
+    _refuse_incomplete(context, waiting)
+    for sink in context.stream.topic_sinks.values():
+        due = [batch for batch in batches[sink.ledger_name] if batch.written is None]
+        if not due:
+            continue
+        with context.written.appending(context.stream, sink, context.plan.generation) as writer:
+            for batch in due:
+                writer.write(batch.entry, context.written.records(batch))
+                context.crash_point("recover_append_written")
+                assert writer.newest is not None
+                batch.note_written(writer.newest.written)
                 context.crash_point("recover_append_next")
     if context.stream.batches_only:
         _list_batches(context)
-    return {"records": records_staged(context), "seconds": round(time.monotonic() - began, 1)}
+    records = sum(batch.count for of_topic in batches.values() for batch in of_topic)
+    return {"records": records, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _lines(context: RecoveryContext) -> dict[Txn, LedgerLine]:
-    """The replay's batches, oldest first; of a repeated one the newest line."""
-    days = list(ledger_file(context.replay_settings, context.stream.name).days(context.stream.name))
-    newest = {line.txn: line for day in reversed(days) for line in day}
-    return {txn: newest[txn].read() for txn in sorted(newest)}
-
-
-def _refuse_incomplete(context: RecoveryContext, batches: Staged, lines: Mapping[Txn, LedgerLine]) -> None:
-    """Raise PreflightRefused unless files and ledger agree on the records of every batch."""
-    for name, of_topic in batches.items():
-        for txn in {*lines, *of_topic}:
-            counted_in = lines[txn].entry.rows.get(name, 0) if txn in lines else 0
-            there = of_topic[txn].count if txn in of_topic else 0
-            if counted_in != there:
+def _refuse_incomplete(context: RecoveryContext, batches: Staged) -> None:
+    """Raise PreflightRefused if records of a batch are gone that the replay has counted."""
+    for entry in context.replayed():
+        for name, of_topic in batches.items():
+            made = entry.rows.get(name, 0)
+            there = of_topic[entry.txn].count if entry.txn in of_topic else 0
+            if made != there:
                 raise PreflightRefused(
-                    f"{counted(there, 'staged record')} of {txn} for {name} {'is' if there == 1 else 'are'} there, and "
-                    f"the replay has made {counted_in}",
+                    f"{counted(there, 'staged record')} of {entry.txn} for {name} {'is' if there == 1 else 'are'} "
+                    f"there, and the replay has made {made}",
                     f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
                 )
-
-
-def _appended(context: RecoveryContext, writer: Writer, batch: StagedBatch) -> tuple[WrittenRange, ...]:
-    """Append a batch unless the topic has it, and return its ranges."""
-    writer.write(batch.entry, context.written.records(batch))
-    context.crash_point("recover_append_written")
-    assert writer.newest is not None
-    return writer.newest.written
-
-
-def _note(context: RecoveryContext, line: LedgerLine, ranges: list[WrittenRange]) -> None:
-    """Add the batch's line once more, with its ranges."""
-    rows = {**line.entry.rows, "written": len(ranges)} if context.stream.batches_only else line.entry.rows
-    entry = replace(line.entry, written=tuple(ranges), rows=rows)
-    ledger = ledger_file(context.replay_settings, context.stream.name)
-    ledger.append(entry, line.versions, line.seconds, durable=True)
 
 
 def _list_batches(context: RecoveryContext) -> None:
     """Add the rows of the appended batches to the staging table that lists them, once: without them it has none."""
     table = context.rebuilt_table(context.stream.primary)
     newest = table.newest_entry()
-    rows = [batches_rows(txn, line.entry.written) for txn, line in _lines(context).items() if line.entry.written]
+    rows = [batches_rows(txn, written) for txn, written in written_below(context.staged_records).items()]
     if rows and newest is not None:
         table.append(pa.concat_tables(rows), replace(newest, kind="redrive", plan=context.plan.id))
 

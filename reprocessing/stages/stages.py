@@ -73,7 +73,6 @@ from reprocessing.stages.void_ranges import (
 )
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, decode, ends_of
-from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.redrive_commits import refuse_begun
 from streaming_jobs.sinks.stored import Content
@@ -122,12 +121,12 @@ class OfOneStream:
         return self.plan.stream
 
 
-def stages_of(plan: RecoveryPlan, *, beside: bool = False) -> tuple[Stage, ...]:
-    """The stages in their order; `beside`: the streams run until take_savepoint."""
-    return tuple(_stages(plan, beside))
+def stages_of(plan: RecoveryPlan, *, beside: bool = False, staged: bool = False) -> tuple[Stage, ...]:
+    """The stages in their order; `beside`: the streams run until take_savepoint; `staged`: they have done so before."""
+    return tuple(_stages(plan, beside, staged))
 
 
-def _stages(plan: RecoveryPlan, beside: bool) -> Iterator[Stage]:
+def _stages(plan: RecoveryPlan, beside: bool, staged: bool) -> Iterator[Stage]:
     rewound = [each for each in plan.streams if not each.skips]
     skipping = [each for each in plan.streams if each.skips]
     follow = plan.followed if beside else ()
@@ -138,9 +137,10 @@ def _stages(plan: RecoveryPlan, beside: bool) -> Iterator[Stage]:
     yield from map(TakeSavepoint, plan.streams)
     yield from map(Fence, plan.streams)
     yield from (VoidRecords(each) for each in rewound if each.wrong_from)
-    yield from (AppendRecords(each) for each in follow if each.wrong_from)
     if not beside:
         yield from map(Prepare, rewound)
+    if beside or staged:
+        yield from (AppendRecords(each) for each in plan.followed if each.wrong_from)
     yield from (Replay(each, rest=each in follow) for each in rewound)
     yield from (AddLaterRows(each) for each in rewound if each.until is not None)
     if rewound:
@@ -547,7 +547,7 @@ class SwitchGeneration(OfOneStream):
         move(source, target)
         context.crash_point("recover_switch_generation_between")
         release(context)
-        ledger_file(context.settings, self.stream).adopt(ledger_file(context.replay_settings, self.stream))
+        context.adopt_ledger()
         output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
         replayed = stream_record.existing(context.replay_settings, self.stream)
         stream_record.save(

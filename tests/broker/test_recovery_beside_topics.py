@@ -215,3 +215,15 @@ def test_given_up_between_its_appends_every_record_of_before_counts_again(both: 
     both.recourse("recover", "abort", plan)
     both.send(both.sent + 50)
     both.whole(WRONG)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["secondary_committed", "primary_committed"])
+def test_killed_within_a_batch_that_it_stages_it_may_go_on_with_its_stream_stopped(writer: Live, point: str) -> None:
+    """The batch has its records in files, and its rows in the staging table or not yet."""
+    plan = writer.plan()
+    writer.killed(f"first:{point}:1", "recover", "apply", plan, "--yes")
+    writer.recourse("recover", "resume", plan, "--yes", "--stop-first")
+    assert ("append_records", WRITER) in writer.done(plan) and ("follow", WRITER) not in writer.done(plan)
+    writer.send(writer.sent + 50)
+    writer.whole()

@@ -2,14 +2,16 @@
 
 A replay beside a running stream writes them in place of the topic, with values, headers and verdicts made. Each batch
 with records has one Parquet file, `g0002-b000000007.parquet`, which has the ledger entry of the batch in its metadata:
-from its name on it is there whole, and a batch that is repeated replaces it by the same records.
+from its name on it is there whole, and a batch that is repeated replaces it by the same records. Once they are in the
+topic, `g0002-b000000007.json` says where.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,10 @@ import pyarrow.parquet as pq
 
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.kafka.producer import Record
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
-from streaming_jobs.storage.files import sync
+from streaming_jobs.storage.files import sync, write_json
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.kafka.writer import TopicRecords
@@ -35,7 +38,7 @@ RECORDS = pa.schema(
         ("partition", pa.int32()),  # -1: by the key
     ]
 )
-_ENTRY = "recourse.entry"
+_ENTRY, _WRITTEN = "recourse.entry", ".json"
 _BLOCK = 10_000
 
 
@@ -57,6 +60,16 @@ class StagedBatch:
         """The records in order, with the columns of `RECORDS`."""
         with pq.ParquetFile(self.path) as file:
             yield from file.iter_batches(_BLOCK)
+
+    @property
+    def written(self) -> tuple[WrittenRange, ...] | None:
+        """Where its records are in topics; None until `note_written`."""
+        noted = self.path.with_suffix(_WRITTEN)
+        return _ranges(noted) if noted.exists() else None
+
+    def note_written(self, ranges: Sequence[WrittenRange]) -> None:
+        """Keep the ranges; they are on disk when this returns."""
+        write_json(self.path.with_suffix(_WRITTEN), [list(astuple(each)) for each in ranges])
 
     def __iter__(self) -> Iterator[Record]:
         for block in self.blocks():
@@ -91,6 +104,20 @@ def staged_batches(folder: Path) -> dict[Txn, StagedBatch]:
             raise PermanentError(f"{path} has no ledger entry", "somebody has replaced it: give the plan up")
         found[entry.txn] = StagedBatch(path, entry, metadata.num_rows)
     return found
+
+
+def written_below(folder: Path) -> dict[Txn, tuple[WrittenRange, ...]]:
+    """By batch, where the staged records of all topics of a folder have been written so far."""
+    found = dict[Txn, tuple[WrittenRange, ...]]()
+    for path in sorted(folder.rglob(f"g*{_WRITTEN}")):
+        generation, batch = path.stem[1:].split("-b")
+        txn = Txn(int(generation), int(batch))
+        found[txn] = (*found.get(txn, ()), *_ranges(path))
+    return found
+
+
+def _ranges(path: Path) -> tuple[WrittenRange, ...]:
+    return tuple(WrittenRange(*each) for each in json.loads(path.read_text()))
 
 
 @dataclass

@@ -361,17 +361,29 @@ def test_a_day_in_memory_is_places_in_its_file_and_not_its_text(ledger: LedgerFi
     assert used < 200 * 500 and day[150].read().entry == made[150]
 
 
-def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions_and_each_batch_once(
+def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
     ledger: LedgerFile, tmp_path: Path
 ) -> None:
     replayed = LedgerFile(tmp_path / "replayed")
-    for batch in (*range(5), 2):
+    for batch in range(5):
         replayed.append(many(batch, 1), {PRIMARY: batch})
     ledger.append(many(9, 3), {PRIMARY: 9})
     for _ in range(2):  # killed, and done again
         LedgerFile(ledger.folder).adopt(replayed)
     read = [raw.read().entry for day in ledger.days(STREAM) for raw in day]
     assert read == [many(9, 3), *(many(batch, 1) for batch in range(5))]
+
+
+def test_lines_are_taken_over_with_the_ranges_that_are_known_since(ledger: LedgerFile, tmp_path: Path) -> None:
+    replayed, ranges = LedgerFile(tmp_path / "replayed"), (WrittenRange("t", "id", 0, 5, 9, 4),)
+    entries = [replace(entry(0), written=ranges), entry(1), replace(entry(2), note="mixed")]
+    for number, each in enumerate(entries):
+        replayed.append(each, {PRIMARY: number}, 1.5)
+    other = (WrittenRange("t", "id", 1, 0, 3, 3),)
+    ledger.adopt(replayed, {each.txn: other for each in entries})
+    lines = [raw.read() for day in LedgerFile(ledger.folder).days(STREAM) for raw in day]
+    assert [line.entry.written for line in lines] == [ranges, other, other], "those of a line count before others"
+    assert [line.seconds for line in lines] == [1.5] * 3 and lines[2].entry.note == "mixed"
 
 
 def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:

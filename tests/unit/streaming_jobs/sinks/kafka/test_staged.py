@@ -10,9 +10,10 @@ import pytest
 
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.kafka import staged
 from streaming_jobs.sinks.kafka.producer import Record
-from streaming_jobs.sinks.kafka.staged import StagedWriter, staged_batches
+from streaming_jobs.sinks.kafka.staged import StagedWriter, staged_batches, written_below
 
 RECORDS: Sequence[Record] = (
     ("orders", b"k", b"\x00value", [("recourse.batch", b"7"), ("empty", None)], 0, -1),
@@ -58,6 +59,18 @@ def test_records_wait_as_they_were_made(tmp_path: Path, monkeypatch: pytest.Monk
     batch = batches[Txn(2, 7)]
     assert [*batch] == list(RECORDS) == [*batch], "more than once"
     assert (batch.count, batch.entry, batch.topics) == (3, entry(7), {"orders", "orders-eu"})
+
+
+def test_where_they_were_written_is_noted_for_all_topics_together(tmp_path: Path) -> None:
+    ranges = {name: WrittenRange(name, f"id-{name}", 1, 5, 9, 3) for name in ("orders", "returns")}
+    for name, each in ranges.items():
+        opened(tmp_path / name).write(entry(7), Records())
+        batch = staged_batches(tmp_path / name)[Txn(2, 7)]
+        assert batch.written is None
+        batch.note_written([each])
+        assert batch.written == (each,) and opened(tmp_path / name).position == Txn(2, 7)
+    opened(tmp_path / "orders").write(entry(8), Records())
+    assert written_below(tmp_path) == {Txn(2, 7): (*ranges.values(),)}
 
 
 def test_a_batch_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
