@@ -118,7 +118,7 @@ def resume(recovery: Recovery, *, stop_first: bool = False) -> None:
             _run_beside(recovery, check)
             return
         with _standing_by(recovery), stopped_streams(recovery, check):
-            _run_all(recovery, stages_of(plan))
+            _run_all(recovery, stages_of(plan, staged=recovery.journal.reached(Follow.name)))
 
 
 def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:
@@ -152,9 +152,9 @@ def _standing_by(recovery: Recovery) -> Iterator[None]:
             stand_down(recovery)
 
 
-def explained(settings: Settings, streams: Mapping[str, Stream], plan: RecoveryPlan) -> str:
+def explained(settings: Settings, plan: RecoveryPlan) -> str:
     """The plan's text, with its stages in the order in which they would run now."""
-    beside = streams_run(settings, plan) and reason_to_stop_first(plan, streams) is None
+    beside = streams_run(settings, plan) and reason_to_stop_first(plan) is None
     return explain(plan, beside=beside)
 
 
@@ -165,11 +165,11 @@ def _goes_beside(recovery: Recovery, *, stop_first: bool) -> bool:
         return recovery.journal.done(Compare.name) is not None
     if stop_first or not streams_run(recovery.settings, recovery.plan):
         return False
-    reason = reason_to_stop_first(recovery.plan, recovery.streams)
+    reason = reason_to_stop_first(recovery.plan)
     if (
         reason is None
         and not begun
-        and any(goal_of(context) is None for context in recovery.each() if not context.plan.reads_tables)
+        and any(goal_of(recovery.of(each.stream)) is None for each in recovery.plan.followed)
     ):
         reason = "there is nothing to replay before their last batches"
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
@@ -11,13 +12,15 @@ from streaming_jobs.text.spelling import counted, instant_words
 
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
+_APPENDED = 20_000.0
+"""Staged records that are appended to topics, and compared there, in a second."""
 
 
 def explain(plan: RecoveryPlan, *, beside: bool = False) -> str:
     """The text of a plan; `beside`: its streams run, and will do so until the replay has caught up."""
     lines = [*_head(plan)]
     for each in plan.streams:
-        lines += [*_stream(each), "", *(_skipped(each) if each.skips else _replayed(each, beside)), ""]
+        lines += [*_stream(each), "", *(_skipped(each) if each.skips else _replayed(plan, each, beside)), ""]
     return "\n".join([*lines, *_steps(plan, beside), "", *_after(plan)]) + "\n"
 
 
@@ -87,7 +90,7 @@ def _state(plan: StreamRecoveryPlan) -> str:
     return f"kept from savepoint {plan.base.savepoint}"
 
 
-def _replayed(plan: StreamRecoveryPlan, beside: bool) -> Iterator[str]:
+def _replayed(whole: RecoveryPlan, plan: StreamRecoveryPlan, beside: bool) -> Iterator[str]:
     positions = {(t.name, p): t.earliest.get(p, 0) for t in plan.saw.topics for p in t.latest}
     yield f"  {'topic':<24} {'partition':>9} {'retained from':>13} {'target':>10} {'replay from':>11} {'end':>10}"
     for topic, partition, begin, end in plan.ranges():
@@ -101,9 +104,29 @@ def _replayed(plan: StreamRecoveryPlan, beside: bool) -> Iterator[str]:
     time = "as long as it takes" if plan.seconds is None else f"about {plan.seconds:,.0f} s and Spark's start"
     time = time if plan.records else "for Spark's start"
     records = counted(plan.records, plan.unit)
-    follows = beside and not plan.reads_tables
-    still = "the stream runs meanwhile, and stands still for seconds at the end" if follows else None
-    yield f"  {records}{size} to replay; {still or f'the stream stands still {time}'}, its tables stay readable"
+    still = f"the stream runs meanwhile, and {_stands_still(whole)}" if beside else f"the stream stands still {time}"
+    if beside and plan not in whole.followed:
+        still = f"the stream runs until the other streams' replays have caught up, and {_stands_still(whole)}"
+    yield f"  {records}{size} to replay; {still}, its tables stay readable"
+
+
+def _stands_still(plan: RecoveryPlan) -> str:
+    """For how long the streams of a plan stand still at the end: together, since all are published together."""
+    parts = ["for seconds at the end"]
+    for each in plan.followed:
+        records = sum(
+            end - each.wrong_from.get(topic, {}).get(p, end)
+            for topic, ends in each.ends_written.items()
+            for p, end in ends.items()
+        )
+        if records:
+            seconds, topics = math.ceil(records / _APPENDED), ", ".join(each.wrong_from)
+            parts.append(f"about {seconds:,} s to append some {records:,} records to {topics}")
+    for each in plan.streams:
+        if each not in plan.followed:
+            time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"
+            parts.append(f"{time} to replay {counted(each.records, each.unit)} of {each.stream}")
+    return f"stands still {', plus '.join(parts)}"
 
 
 def _from_archives(plan: StreamRecoveryPlan) -> Iterator[str]:

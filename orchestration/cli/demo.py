@@ -173,6 +173,43 @@ class Demonstration:
     def run_streams(self, names: Sequence[str] = ()) -> None:
         self.recourse("streams", "run", *(names or self.streams), "--trigger", "available-now", quiet=True)
 
+    @contextmanager
+    def session(self) -> Iterator[Callable[[], None]]:
+        """The streams run in a session of their own until the block ends; the function raises if it has ended."""
+        from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ProcessTree
+
+        command = [sys.executable, "-m", "orchestration.cli", "streams", "run", *self.streams]
+        log = self.folder / "session.log"
+        with log.open("wb") as output:
+            child = ChildCommand(
+                [*command, "--trigger", "continuous"], self.environment(), self.folder, subprocess.PIPE
+            ).start_reaped(output)
+
+        def check() -> None:
+            if (code := child.exit_code) is not None:
+                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise PermanentError(f"the session has ended with {code}:\n  {tail}")
+
+        try:
+            yield check
+        finally:
+            tree = ProcessTree.of(child)  # of the sessions too, which lead groups of their own
+            code = child.end(_STOP_WITHIN)
+            tree.wait(JVM_GONE_WITHIN).kill()
+        if code:
+            check()
+
+    def wait(self, done: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
+        """Wait for a condition; raises PermanentError after a deadline, and what `check` raises meanwhile."""
+        deadline = time.monotonic() + _AT_WORK_WITHIN
+        while not done():
+            check()
+            if time.monotonic() > deadline:
+                raise PermanentError(
+                    f"{what} were not read within {_AT_WORK_WITHIN:g} s", "look at session.log, with --keep"
+                )
+            time.sleep(0.1)
+
     def rows(self, table: str) -> list[dict[str, Any]]:
         from streaming_jobs.platform.table_rows import rows
 
@@ -311,32 +348,6 @@ class Story(Demonstration):
         self.show_freshness(Freshness(live.looks), plans, plot)
         self.end()
 
-    @contextmanager
-    def session(self) -> Iterator[Callable[[], None]]:
-        """The streams run in a session of their own until the block ends; the function raises if it has ended."""
-        from streaming_jobs.platform.processes.child import JVM_GONE_WITHIN, ChildCommand, ProcessTree
-
-        command = [sys.executable, "-m", "orchestration.cli", "streams", "run", *self.streams]
-        log = self.folder / "session.log"
-        with log.open("wb") as output:
-            child = ChildCommand(
-                [*command, "--trigger", "continuous"], self.environment(), self.folder, subprocess.PIPE
-            ).start_reaped(output)
-
-        def check() -> None:
-            if (code := child.exit_code) is not None:
-                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
-                raise PermanentError(f"the session has ended with {code}:\n  {tail}")
-
-        try:
-            yield check
-        finally:
-            tree = ProcessTree.of(child)  # of the sessions too, which lead groups of their own
-            code = child.end(_STOP_WITHIN)
-            tree.wait(JVM_GONE_WITHIN).kill()
-        if code:
-            check()
-
     def live(self, sent: int, rate: int, looked: Callable[[], object] = lambda: None) -> LiveInput:
         """Movements that arrive at a rate after the first `sent`, and a reader of the table `inventory`."""
         return LiveInput(
@@ -376,17 +387,6 @@ class Story(Demonstration):
         newest = ledger_file(self.settings, "low_stock").newest("low_stock")
         ends = {} if newest is None else ends_of(newest[0].offsets)
         return self.counted() == count == sum(end for topic in ends.values() for end in topic.values())
-
-    def wait(self, done: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
-        """Wait for a condition; raises PermanentError after a deadline, and what `check` raises meanwhile."""
-        deadline = time.monotonic() + _AT_WORK_WITHIN
-        while not done():
-            check()
-            if time.monotonic() > deadline:
-                raise PermanentError(
-                    f"{what} were not read within {_AT_WORK_WITHIN:g} s", "look at session.log, with --keep"
-                )
-            time.sleep(0.1)
 
     def marks(self, plans: Sequence[str]) -> list[Mark]:
         """The marks of plans in the plot."""

@@ -121,7 +121,7 @@ def _recoveries(call: Invocation, plan: DeployPlan, *, shown: bool) -> list[Reco
 
     recoveries = recovery_plans(call.settings, call.topology, plan) if plan.rebuilt else []
     for each in recoveries if shown else ():
-        print(explained(call.settings, call.topology.streams, each))
+        print(explained(call.settings, each))
     return recoveries
 
 

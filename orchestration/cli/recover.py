@@ -93,7 +93,7 @@ def plan(
     call = invocation(context)
     request = PlanRequest.of_options(streams or (), options)
     made = make_requested(call.settings, call.topology, lambda: topics_of(call.settings), request)
-    show(output, _value(made), lambda: print(explained(call.settings, call.topology.streams, made), end=""))
+    show(output, _value(made), lambda: print(explained(call.settings, made), end=""))
     if detailed_exitcode and (made.records or made.skips):
         raise typer.Exit(WOULD_CHANGE)
 
@@ -136,7 +136,7 @@ def show_plan(
         if outcome == "planned" and streams_run(settings, plan):
             from reprocessing.executor import explained
 
-            print(explained(settings, call.topology.streams, plan), end="")
+            print(explained(settings, plan), end="")
         else:
             print(explain(plan, beside=journal.reached("follow")), end="")
         print(
@@ -264,7 +264,7 @@ def undo(context: typer.Context, name: PlanName, yes: Yes = False, output: Outpu
     _refuse_nobody(context, name, yes, commands.undo(name, yes=True))
     made = make_undo(call.settings, call.topology, name)
     if output is Output.text:
-        print(executor.explained(call.settings, call.topology.streams, made), end="")
+        print(executor.explained(call.settings, made), end="")
     _carry_out(context, made.id, yes, output, executor.apply)
 
 

@@ -98,7 +98,7 @@ class Worker:
 
     def _show(self, plan: RecoveryPlan) -> None:
         place = folder(self.settings, plan.id)
-        text = executor.explained(self.settings, self.topology.streams, plan)
+        text = executor.explained(self.settings, plan)
         self.emit(PlanShown(plan.id, text, plan.target, list(plan.names), str(place), plan.records, plan.undoes))
 
     def _compare(self, recovery: Recovery) -> bool:

@@ -247,6 +247,17 @@ class RecoveryPlan:
         """Records to replay, counted when the plan was made."""
         return sum(each.records for each in self.streams)
 
+    @property
+    def followed(self) -> tuple[StreamRecoveryPlan, ...]:
+        """The streams whose replays can follow them while they run, in order.
+
+        Streams that read tables are not among them, nor streams that read what the plan appends to topics: that is
+        there once its writer has stopped.
+        """
+        return tuple(
+            each for each in self.streams if not (each.skips or each.reads_tables or self.upstream(each.stream))
+        )
+
     def upstream(self, stream: str) -> list[StreamRecoveryPlan]:
         """The plans for streams that append to topics, or write tables, which this one reads."""
         read = self.of(stream).saw.topics

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -30,11 +31,12 @@ from streaming_jobs.ledger.positions import PartitionOffsets, WrittenRange
 from streaming_jobs.platform.broker import bootstrap_servers
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.kafka.clients import ClientLost
+from streaming_jobs.sinks.kafka.clients import NO_LIMIT, ClientLost
 from streaming_jobs.sinks.kafka.markers import ensure_marker_topic, marker_topic, read_marker, transactional_id
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
 from streaming_jobs.sinks.kafka.shards import read_shards
-from streaming_jobs.sinks.kafka.writer import Clients
+from streaming_jobs.sinks.kafka.staged import StagedBatch, StagedRecords
+from streaming_jobs.sinks.kafka.writer import Clients, PlainWriter, Writer
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sinks.tables import store_of
 from streaming_jobs.sources.archived_ranges import read_ranges
@@ -183,6 +185,31 @@ class WrittenTopics:
             return replace(there, written=_carried(newest, position))
 
         return self._marked(stream, sink, entry)
+
+    @contextmanager
+    def appending(self, stream: Stream, sink: KafkaSink, generation: int) -> Iterator[Writer]:
+        """The writer of a topic in a generation; it fences older producers. Raises Fenced for a newer generation."""
+        arguments = stream.name, sink.ledger_name, sink.name, self.settings.topic_sink, Clients(self._config(sink.name))
+        writer: Writer = PlainWriter(*arguments)
+        if sink.exactly_once:
+            writer = ShardedWriter(*arguments, shards=sink.shards or 0)
+        try:
+            writer.open(generation)
+            yield writer
+        finally:
+            writer.close()
+
+    def records(self, batch: StagedBatch) -> StagedRecords:
+        """Staged records for the writer of their topic; raises UsageError if one of the topics is gone."""
+        ids, smallest = dict[str, str](), NO_LIMIT
+        for name in sorted(batch.topics):
+            if (info := self._topics.describe(name)) is None:
+                raise UsageError(
+                    f"topic {name} is gone, to which staged records of {batch.entry.txn} are to be appended",
+                    "create it and resume, or give the plan up",
+                )
+            ids[name], smallest = info.id, min(smallest, info.max_message_bytes)
+        return StagedRecords(batch, ids, smallest)
 
     def settled(self, topic: str) -> dict[int, int]:
         """The end of every partition, once no transaction is open; raises TransientError if one stays open."""

@@ -6,6 +6,8 @@
 The replay never overtakes the stream. Each round ends where a batch of the stream has ended, which is not its newest
 one: so the last round, after the stop, has a batch that ends where the published tables end, and begins where their
 last batch began. After a round, published and staging tables are of the same records, and can be compared.
+
+Records for topics wait in files meanwhile, since readers would read them at once (`staged_records.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from reprocessing.plan.plan import RecoveryPlan
 from reprocessing.replay.session import Border, launch_as
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.replay import run_to
+from reprocessing.stages.staged_records import records_staged
+from reprocessing.stages.void_ranges import refuse_late_readers
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between, starts_of
@@ -30,6 +34,7 @@ from streaming_jobs.platform.runtime import ExistingSpark, LocalSpark, Runtime
 from streaming_jobs.platform.spark import Launched
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.batch_hooks import Replan
+from streaming_jobs.runtime.stream_sinks import StagedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, remove_tables
@@ -37,7 +42,6 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.lease import holder
 from streaming_jobs.state.requests import READY, STAND_BY
 from streaming_jobs.state.stream_folder import StreamFolder
-from streaming_jobs.stream import Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
@@ -66,22 +70,14 @@ class CannotCatchUp(PermanentError):
     code = "REC-047"
 
 
-def reason_to_stop_first(plan: RecoveryPlan, streams: Mapping[str, Stream]) -> str | None:
-    """Why the plan's streams cannot run while they are replayed, in words; None if those can that read no table.
-
-    Records that a replay appends to a topic are read at once, so a stream that writes topics has to stand still.
-    """
+def reason_to_stop_first(plan: RecoveryPlan) -> str | None:
+    """Why the plan's streams cannot run while they are replayed, in words; None if at least one of them can."""
     for each in plan.streams:
-        stream = streams[each.stream]
         if each.skips:
             return "nothing is replayed"
         if each.until is not None:
             return "a bounded recovery adds the rows that the stopped stream has"
-        if stream.topic_sinks:
-            return f"stream {each.stream} writes topics"
-    if all(each.reads_tables for each in plan.streams):
-        return f"stream {plan.streams[0].stream} reads tables"
-    return None
+    return None if plan.followed else f"stream {plan.streams[0].stream} reads tables"
 
 
 def streams_run(settings: Settings, plan: RecoveryPlan) -> bool:
@@ -118,10 +114,11 @@ def _begins_before(begin: TopicOffsets, ends: TopicOffsets) -> bool:
 def follow(context: RecoveryContext) -> Mapping[str, Any]:
     """Replay in rounds until a round is short; returns the findings of the stage, also of a round that did nothing.
 
-    Raises CannotCatchUp, PreflightRefused if a recovery or a start anew has moved the stream meanwhile, and the
-    failure of a session.
+    Raises CannotCatchUp, PreflightRefused if a recovery or a start anew has moved the stream meanwhile, UsageError if
+    another stream has begun to read what the plan changes, and the failure of a session.
     """
     began, rounds, stalled, before, records = time.monotonic(), 0, 0, float("inf"), 0
+    refuse_late_readers(context)  # now as well as after the stop
     while True:
         if (goal := goal_of(context)) is None:
             raise PreflightRefused(
@@ -130,9 +127,9 @@ def follow(context: RecoveryContext) -> Mapping[str, Any]:
             )
         started = time.monotonic()
         if _position(context) != by_place(goal.ends):
-            border = _border(context, goal)
+            border, kept = _border(context, goal), StagedSinks(context.staged_records)
             replan = Paced(border, context.settings.recovery.pace)
-            _, records = run_to(context, goal.ends, replan, border.steps, bounded=True)
+            _, records = run_to(context, goal.ends, replan, border.steps, bounded=True, external=kept)
             rounds += 1
         took = time.monotonic() - started
         if took < CLOSE:
@@ -291,7 +288,8 @@ def stand_down(recovery: Recovery) -> None:
 
 
 def left_words(context: RecoveryContext, goal: TopicOffsets) -> str:
-    """The records that the stream has read past the goal, in words."""
+    """The records that the stream has read past the goal, and those that wait for topics, in words."""
     lines = ledger_file(context.settings, context.stream.name).after(context.stream.name, None, at_most=1)
     left = offsets_between(goal, ends_of(lines[0].entry.offsets)) if lines else 0
-    return f"{counted(left, context.plan.unit)} behind the stream"
+    waiting = f"; {counted(records_staged(context), 'staged record')} for topics" if context.plan.wrong_from else ""
+    return f"{counted(left, context.plan.unit)} behind the stream{waiting}"

@@ -10,7 +10,8 @@ there are between depends on where batches end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +22,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from reprocessing.plan.conditions import broken, quoted
-from reprocessing.plan.plan import StreamRecoveryPlan, Until
+from reprocessing.plan.plan import StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import compared_folder
-from reprocessing.plan.void_records import first_changed, path_of
+from reprocessing.plan.void_records import first_changed, path_of, path_with
 from reprocessing.replay.difference import Difference, compare, compare_stored, compared_tables, not_compared
 from reprocessing.stages.bounded import combined_settings, rows_until, unequal_later_rows
 from reprocessing.stages.publish import incompatible, misfit
 from reprocessing.stages.recovery import RebuiltTables, RecoveryContext, RunSuite, no_suites
 from reprocessing.stages.replay import kept_table
+from reprocessing.stages.staged_records import rows_of, written_until
 from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.ledger.positions import decode, decode_partitions
@@ -38,7 +40,7 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.record_blocks import RECORD, RecordBlocks, SourceRecords
-from streaming_jobs.sources.void_ranges import VoidRanges
+from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
 from streaming_jobs.state import topic_records
 from streaming_jobs.text.spelling import counted
 
@@ -193,13 +195,13 @@ _ROWS_AT_ONCE = 200_000
 
 
 def _topic_differences(context: RecoveryContext) -> list[Difference]:
-    """The difference of each topic to which the stream's replay has appended."""
+    """The difference of each topic to which the stream's replay has appended, or which it has staged records for."""
     if not context.plan.wrong_from:
         return []
     sinks = {sink.name: sink for sink in context.stream.topic_sinks.values()}
-    return [
-        _topic_difference(context, sinks[topic]) for topic in context.result("void_records")["topics"] if topic in sinks
-    ]
+    if (settled := context.journal.done("void_records")) is None:
+        return [_staged_difference(context, sinks[topic]) for topic in context.plan.wrong_from if topic in sinks]
+    return [_topic_difference(context, sinks[topic]) for topic in settled["topics"] if topic in sinks]
 
 
 def _topic_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
@@ -209,14 +211,47 @@ def _topic_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
     begins = first_changed(decode_partitions(settled["begins"][sink.name]), before, after)
     ends = decode_partitions(settled["ends"][sink.name])
     appended = decode(context.result("replay")["appended"])[sink.name]
+    return _records_differ(context, sink, (_spans(begins, ends), before), (_spans(begins, appended), after))
+
+
+def _staged_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
+    """As of the batch up to which the replay has followed: no record is void yet, and no corrected one is appended."""
+    wrong, record = context.plan.wrong_from[sink.name], topic_records.load(context.settings, sink.name)
+    before = after = NO_VOID
+    if record is not None:
+        before = record.holding(path_of(context.record))
+        after = record.holding(path_with(context.record, opened_by(context.plan)))
+    begins = first_changed(wrong, before, after)
+    ends = {**wrong, **written_until(context, sink.name)}
+    published, right = (_spans(begins, ends), before), (_spans(begins, wrong), after)
+    return _records_differ(context, sink, published, right, rows_of(context, sink))
+
+
+Counting = tuple[Mapping[int, Span], VoidRanges]
+"""Ranges of a topic, and the offsets in them that do not count."""
+
+
+def _records_differ(
+    context: RecoveryContext,
+    sink: KafkaSink,
+    published: Counting,
+    rebuilt: Counting,
+    staged: Iterable[SourceRecords] = (),
+) -> Difference:
+    """The difference of the records that count before and after; `staged` ones come after the rebuilt ranges."""
     folder = context.scratch / "_topics" / sink.name
     keyed = sink.emit == "update" and sink.key is not None
-    counted = {
-        "published": _table(context, sink, folder / "published", _spans(begins, ends), before, keyed=keyed),
-        "rebuilt": _table(context, sink, folder / "rebuilt", _spans(begins, appended), after, keyed=keyed),
-    }
-    keys = [_KEY] if keyed else []
-    return compare(f"topic {sink.name}", counted["published"], counted["rebuilt"], keys, folder / "_compared")
+    found = _table(context, sink, folder / "published", _counting(context, sink, *published), keyed=keyed)
+    right = itertools.chain(_counting(context, sink, *rebuilt), staged)
+    made = _table(context, sink, folder / "rebuilt", right, keyed=keyed)
+    return compare(f"topic {sink.name}", found, made, [_KEY] if keyed else [], folder / "_compared")
+
+
+def _counting(
+    context: RecoveryContext, sink: KafkaSink, spans: Mapping[int, Span], void: VoidRanges
+) -> Iterator[SourceRecords]:
+    """Yields the records of ranges that are not void."""
+    return (void.kept(records) for records in context.written.blocks(sink.name, void.clipped(spans)))
 
 
 def _spans(begins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, Span]:
@@ -224,15 +259,15 @@ def _spans(begins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, Span
 
 
 def _table(
-    context: RecoveryContext, sink: KafkaSink, path: Path, spans: Mapping[int, Span], void: VoidRanges, *, keyed: bool
+    context: RecoveryContext, sink: KafkaSink, path: Path, counting: Iterable[SourceRecords], *, keyed: bool
 ) -> DeltaTable:
-    """The records that are not void as a new table, with their fields; keyed, the last one of each key."""
+    """Records as a new table, with their fields; keyed, the last one of each key."""
     blocks = RecordBlocks(sink.topic.bound(StoredSchemas.of_settings(context.settings)), "all", recovered=True)
     schema = _rows(blocks, None, keyed=keyed).schema
     write_deltalake(path, schema.empty_table(), mode="overwrite", schema_mode="overwrite")
     waiting: list[pa.Table] = []
-    for records in context.written.blocks(sink.name, void.clipped(spans)):
-        waiting.append(_rows(blocks, void.kept(records), keyed=keyed))
+    for records in counting:
+        waiting.append(_rows(blocks, records, keyed=keyed))
         if sum(len(each) for each in waiting) >= _ROWS_AT_ONCE:
             write_deltalake(path, pa.concat_tables(waiting), mode="append")
             waiting = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.base import WriteLease
+from streaming_jobs.sinks.kafka.staged import written_below
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, existing_table, open_table
 from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import savepoints, stream_record
+from streaming_jobs.state.ledger_file import LedgerFile
 from streaming_jobs.state.savepoints import Savepoint
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.locations import Location
@@ -162,6 +164,11 @@ class RecoveryContext:
         """A folder of this machine for scratch files, which is removed with the staging tables."""
         return staging.scratch_folder(self.settings, self.plan)
 
+    @property
+    def staged_records(self) -> Path:
+        """The folder in which the records of the stream's topics wait for its stop, in a folder for each topic."""
+        return self.scratch / "_records"
+
     def rebuilt_table(self, declared: DeclaredTable, folder: str = "") -> StoredTable:
         """A staging table, or that of a folder beside them; raises PreflightRefused if it is gone."""
         table = open_table(self.replay_settings.with_tables(self.beside(folder)), declared, self.stream.name)
@@ -187,9 +194,22 @@ class RecoveryContext:
         return Txn(self.plan.saw.generation, self.result("take_savepoint")["batch"])
 
     def replayed(self) -> Iterator[LedgerEntry]:
-        """Yields the entries of the replay's batches, oldest first; one that a kill has repeated comes twice."""
-        days = list(ledger_file(self.replay_settings, self.stream.name).days(self.stream.name))
-        return (line.read().entry for day in reversed(days) for line in day)
+        """Yields the entries of the replay's batches, oldest first; one that a kill has repeated comes twice.
+
+        Those of batches whose records were staged have the ranges to which these were appended since.
+        """
+        days, appended = list(self._ledger.days(self.stream.name)), written_below(self.staged_records)
+        for line in (line for day in reversed(days) for line in day):
+            entry = line.read().entry
+            yield replace(entry, written=appended[entry.txn]) if entry.txn in appended else entry
+
+    @property
+    def _ledger(self) -> LedgerFile:
+        return ledger_file(self.replay_settings, self.stream.name)
+
+    def adopt_ledger(self) -> None:
+        """Let the stream's ledger have the lines of the replay."""
+        ledger_file(self.settings, self.stream.name).adopt(self._ledger, written_below(self.staged_records))
 
     def kept(self) -> Savepoint:
         return self.savepoint(self.result("take_savepoint")["savepoint"])

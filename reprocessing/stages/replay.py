@@ -30,6 +30,7 @@ from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, off
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.runtime.stream_sinks import ExternalSinks
 from streaming_jobs.sinks.stored import Content, StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, open_table, remove_tables, store_of
 from streaming_jobs.sources.void_ranges import VoidRanges
@@ -83,10 +84,12 @@ def run_to(
     steps: Sequence[TopicOffsets] = (),
     *,
     bounded: bool = False,
+    external: ExternalSinks | None = None,
 ) -> tuple[ReplayResult, int]:
     """One session of the stream on its staging tables, to `ends` (`ReplaySession`), and the records replayed so far.
 
-    Raises PermanentError or TransientError, as the failure of the session was.
+    `external` None: its records are appended to topics. Raises PermanentError or TransientError, as the failure of the
+    session was.
     """
     plan = context.plan
     # The replay has folders of its own; archives are where the stream's tables are.
@@ -102,6 +105,7 @@ def run_to(
         bounded=bounded,
         replan=replan,
         steps=steps,
+        external=external,
         runtime=context.runtime,
     ).run(_ReplayWatch(context, void))
     if (failure := outcome.failure) is not None:

@@ -9,6 +9,7 @@ before everything that was rebuilt has been compared.
     take_savepoint       each stream   takes a savepoint of the stopped stream, for abort and undo
     fence                each          opens the new generation on every table, for this plan alone
     void_records         each          waits until no transaction is open in its topics; voids the wrong records
+    append_records       each          appends the corrected records that a replay beside its stream has staged
     prepare              each          makes the new generation's checkpoint and staging tables
     replay               each          runs an ordinary session of the stream into the staging tables
     add_later_rows       each          adds the rows after the end of a bounded recovery, as they are
@@ -22,8 +23,10 @@ before everything that was rebuilt has been compared.
 
 A stream that is rewound has prepare, replay, publish and switch_generation; if its recovery is bounded, add_later_rows
 and continue_generation. If the streams run meanwhile (`beside.py`), prepare, follow and compare come first, and the
-replay reads what is left; a stream that reads a table is replayed when its writer has stopped. A stream that skips
-forward has skip. A stream that writes topics has void_records, and its replay appends the corrected records.
+replay reads what is left; a stream that reads a table, or a topic of the plan, is replayed when its writer has stopped.
+A stream that skips
+forward has skip. A stream that writes topics has void_records, and its replay appends the corrected records; what it
+has read beside the stream is appended by append_records.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ from reprocessing.stages.publish import fence, fenced_by, has_published, publish
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.reopen import check_skip, skip
 from reprocessing.stages.replay import replay_batches, rows_past_the_border
+from reprocessing.stages.staged_records import append_records
 from reprocessing.stages.void_ranges import (
     appended_until,
     border_offsets,
@@ -69,7 +73,6 @@ from reprocessing.stages.void_ranges import (
 )
 from streaming_jobs.errors import PermanentError, PreflightRefused, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, decode, ends_of
-from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.runtime import output_plans
 from streaming_jobs.runtime.redrive_commits import refuse_begun
 from streaming_jobs.sinks.stored import Content
@@ -118,24 +121,26 @@ class OfOneStream:
         return self.plan.stream
 
 
-def stages_of(plan: RecoveryPlan, *, beside: bool = False) -> tuple[Stage, ...]:
-    """The stages in their order; `beside`: the streams run until take_savepoint."""
-    return tuple(_stages(plan, beside))
+def stages_of(plan: RecoveryPlan, *, beside: bool = False, staged: bool = False) -> tuple[Stage, ...]:
+    """The stages in their order; `beside`: the streams run until take_savepoint; `staged`: they have done so before."""
+    return tuple(_stages(plan, beside, staged))
 
 
-def _stages(plan: RecoveryPlan, beside: bool) -> Iterator[Stage]:
+def _stages(plan: RecoveryPlan, beside: bool, staged: bool) -> Iterator[Stage]:
     rewound = [each for each in plan.streams if not each.skips]
     skipping = [each for each in plan.streams if each.skips]
-    follow = [each for each in rewound if beside and not each.reads_tables]
+    follow = plan.followed if beside else ()
     if beside:
         yield from map(Prepare, rewound)
         yield from map(Follow, follow)
-        yield Compare(tuple(follow))
+        yield Compare(follow)
     yield from map(TakeSavepoint, plan.streams)
     yield from map(Fence, plan.streams)
     yield from (VoidRecords(each) for each in rewound if each.wrong_from)
     if not beside:
         yield from map(Prepare, rewound)
+    if beside or staged:
+        yield from (AppendRecords(each) for each in plan.followed if each.wrong_from)
     yield from (Replay(each, rest=each in follow) for each in rewound)
     yield from (AddLaterRows(each) for each in rewound if each.until is not None)
     if rewound:
@@ -263,6 +268,17 @@ class VoidRecords(OfOneStream):
 
 
 @dataclass(frozen=True)
+class AppendRecords(OfOneStream):
+    name: ClassVar[str] = "append_records"
+
+    def explain(self) -> str:
+        return f"append the staged records to {', '.join(self.plan.wrong_from)}, each batch in one transaction"
+
+    def run(self, recovery: Recovery) -> Result:
+        return append_records(recovery.of(self.stream))
+
+
+@dataclass(frozen=True)
 class Prepare(OfOneStream):
     name: ClassVar[str] = "prepare"
 
@@ -287,9 +303,10 @@ class Follow(OfOneStream):
     def explain(self) -> str:
         seconds = "" if self.plan.seconds is None else f", about {self.plan.seconds:,.0f} s at the stream's own pace"
         records = counted(self.plan.records, self.plan.unit)
+        topics = f" and files, for {', '.join(self.plan.wrong_from)}," if self.plan.wrong_from else ""
         return (
-            f"replay {records} with code {self.plan.saw.code.hash} into staging tables while the stream runs{seconds}, "
-            "until little is left"
+            f"replay {records} with code {self.plan.saw.code.hash} into staging tables{topics} while the stream "
+            f"runs{seconds}, until little is left"
         )
 
     def run(self, recovery: Recovery) -> Result:
@@ -530,7 +547,7 @@ class SwitchGeneration(OfOneStream):
         move(source, target)
         context.crash_point("recover_switch_generation_between")
         release(context)
-        ledger_file(context.settings, self.stream).adopt(ledger_file(context.replay_settings, self.stream))
+        context.adopt_ledger()
         output_plans.adopt(stream_folder.output_plans, rebuilt.output_plans)
         replayed = stream_record.existing(context.replay_settings, self.stream)
         stream_record.save(

@@ -76,14 +76,19 @@ def void_records(context: RecoveryContext) -> Mapping[str, Any]:
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
-    if late := left_out(context.settings, context.whole, [stream], context.topics):
-        raise UsageError(
-            f"stream {late[0]} reads what plan {plan.id} changes, and has begun since it was made",
-            f"if it has finished no batch, stop it and resume; otherwise give the plan up ({commands.abort(plan.id)}) "
-            "and make a new one, which takes the stream along",
-        )
+    refuse_late_readers(context)
     groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}
+
+
+def refuse_late_readers(context: RecoveryContext) -> None:
+    """Raise UsageError if a stream that the plan does not have reads what it changes, and has begun since then."""
+    if late := left_out(context.settings, context.whole, [context.stream], context.topics):
+        raise UsageError(
+            f"stream {late[0]} reads what plan {context.plan.id} changes, and has begun since it was made",
+            f"if it has finished no batch, stop it and resume; otherwise give the plan up "
+            f"({commands.abort(context.plan.id)}) and make a new one, which takes the stream along",
+        )
 
 
 def _existing(context: RecoveryContext, topic: str) -> str:

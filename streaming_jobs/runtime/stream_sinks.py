@@ -38,6 +38,7 @@ from streaming_jobs.sinks.kafka.output import TopicOutput
 from streaming_jobs.sinks.kafka.rows import KnownTopics, TopicLookup, check_columns
 from streaming_jobs.sinks.kafka.sharded import ShardedWriter
 from streaming_jobs.sinks.kafka.shards import read_shards, shards_topic
+from streaming_jobs.sinks.kafka.staged import StagedWriter
 from streaming_jobs.sinks.kafka.writer import Clients, Discarded, PlainWriter, Writer
 from streaming_jobs.sinks.schemas import (
     BATCHES,
@@ -276,10 +277,10 @@ class DiscardedSinks:
     def open(self, start: SinkOpening) -> Sequence[Sink]:
         """Sinks without a producer or a database."""
         settings, stream, connection = start.settings, start.stream, start.connection
-        return [
-            *(_output(settings, stream, s, connection, self.writer(s)) for s in stream.topic_sinks.values()),
-            *(self.table(start, name, declared) for name, declared in stream.postgres_tables.items()),
-        ]
+        outputs = [_output(settings, stream, s, connection, self.writer(s)) for s in stream.topic_sinks.values()]
+        for output in outputs:
+            output.writer.open(start.generation)
+        return [*outputs, *(self.table(start, name, declared) for name, declared in stream.postgres_tables.items())]
 
     def table(self, start: SinkOpening, name: str, declared: PostgresTable) -> DiscardedTable:
         """What takes the rows of a table of PostgreSQL."""
@@ -288,7 +289,7 @@ class DiscardedSinks:
         schema = _columns(start.stream, declared, start.outputs[name])
         return DiscardedTable(declared, schema, _waiting(start.settings, start.stream))
 
-    def writer(self, sink: KafkaSink) -> Discarded:  # noqa: ARG002 - of doubles that keep what is written
+    def writer(self, sink: KafkaSink) -> Writer:  # noqa: ARG002 - of those that keep what is written
         """What takes the records of a topic."""
         return Discarded()
 
@@ -297,6 +298,16 @@ class DiscardedSinks:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+@dataclass
+class StagedSinks(DiscardedSinks):
+    """Sinks that keep the records of topics in files, in a folder for each topic, and write no topic."""
+
+    folder: Path
+
+    def writer(self, sink: KafkaSink) -> StagedWriter:
+        return StagedWriter(self.folder / sink.name, sink.exactly_once)
 
 
 def check_external(stream: Stream, outputs: Mapping[str, DataFrame]) -> None:

@@ -27,6 +27,7 @@ from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import msgspec
@@ -294,10 +295,11 @@ class LedgerFile:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
             return lines_of(stream, io.BytesIO(file.read()))
 
-    def adopt(self, other: LedgerFile) -> None:
+    def adopt(self, other: LedgerFile, written: Mapping[Txn, Sequence[WrittenRange]] = MappingProxyType({})) -> None:
         """Add the lines of another folder that are missing here: its generation has become this stream's.
 
         They are written to the newest file, whatever their day. Their versions are of other tables and are left out.
+        `written` has the ranges in topics of batches whose lines lack them.
         """
         new: dict[tuple[Txn, float], RawLine] = {}
         for file in reversed([*other._files()]):
@@ -307,7 +309,8 @@ class LedgerFile:
             for line in (each for each in lines_of("", file) if each.txn in batches):
                 new.pop(_moment(line), None)
         if new:
-            self._append(datetime.now(UTC), [{**line.value(), "versions": {}} for line in new.values()], durable=True)
+            lines = [_with_ranges({**line.value(), "versions": {}}, written.get(line.txn, ())) for line in new.values()]
+            self._append(datetime.now(UTC), lines, durable=True)
 
     def _roll_aside(self, today: Path) -> None:
         """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
@@ -350,6 +353,14 @@ class LedgerFile:
         for path in sorted(self.folder.glob("*.jsonl.gz"))[:-1]:
             if path.name[:10] < f"{now - self.retention:%Y-%m-%d}":
                 path.unlink(missing_ok=True)
+
+
+def _with_ranges(line: dict[str, Any], written: Sequence[WrittenRange]) -> dict[str, Any]:
+    """The line with ranges in topics, if it has none, in the place where `append` has them (`_WHOLE`)."""
+    if not written or "written" in line:
+        return line
+    end: dict[str, Any] = {name: line.pop(name) for name in ("note", "ms") if name in line}
+    return {**line, "written": [list(astuple(each)) for each in written], **end}
 
 
 def _opened(path: Path) -> IO[bytes]:

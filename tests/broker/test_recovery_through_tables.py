@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,7 +16,7 @@ from streaming_jobs.catalog.topology import Topology
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_table_source import made
 from tests.support import diamond, two_steps
-from tests.support.driver import Bench, command, produce, rows, until, variables
+from tests.support.driver import Bench, command, produce, rows, session_of, until, variables
 from tests.support.things import expected_totals, thing
 
 FLOWS = "tests.support.diamond"
@@ -88,9 +84,16 @@ def test_a_diamond_of_tables_and_topics_is_put_right_and_taken_back(here: Bench)
     plan = planned(here)
     assert {each["stream"] for each in plan["streams"]} == set(STREAMS)
     assert all(each["base"]["savepoint"] for each in plan["streams"]), "each goes back to its first batch"
-    more(here, 600, 700)
-    here.recourse(FLOWS, "recover", "apply", plan["id"], "--yes")
-    run(here, *STREAMS[1:])
+    with session_of(here, FLOWS, "first"):  # the replay follows it; what it writes to the topic is appended at the end
+        for end in (620, 640):
+            more(here, end - 20, end)
+            until(lambda end=end: len(rows(here.settings, "diamond_events")) == end, 60, "the things")  # type: ignore[misc]
+        more(here, 640, 700)
+        killed(here, "first:recover_append_written:0", "recover", "apply", plan["id"], "--yes")
+        here.recourse(FLOWS, "recover", "resume", plan["id"], "--yes")
+    done = [(line.stage, line.stream) for line in journal_of(here.settings, plan["id"]).lines() if line.state == "done"]
+    assert done.index(("follow", "first")) < done.index(("append_records", "first")) < done.index(("replay", "seen"))
+    run(here)
     assert_rows(here, 700)
     more(here, 700, 800)
     run(here)
@@ -175,15 +178,6 @@ def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_aft
         more(here, first, first + 300)
         for name in ("clean", "sums"):
             here.run(streams[name])
-    arguments = ("streams", "run", "clean", "sums", "--trigger", "continuous")
-    session = subprocess.Popen(
-        [sys.executable, "-m", "orchestration.cli", *arguments],
-        cwd=here.settings.home,
-        env=variables(here.settings.home, here.bootstrap, TWO_STEPS),
-        stdout=subprocess.DEVNULL,
-        stderr=(here.settings.home / "session.log").open("wb"),
-        start_new_session=True,
-    )
 
     def totals() -> dict[str, tuple[int, int]]:
         return {row["k"]: (row["c"], row["s"]) for row in rows(here.settings, "sums")}
@@ -191,7 +185,7 @@ def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_aft
     def read(end: int) -> None:
         until(lambda: sum(count for count, _ in totals().values()) == end, 120, f"{end} rows in sums")
 
-    try:
+    with session_of(here, TWO_STEPS, "clean", "sums"):
         for end in (700, 800, 900):
             more(here, end - 100, end)
             read(end)
@@ -205,9 +199,3 @@ def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_aft
         done = [(line.stage, line.stream) for line in journal_of(here.settings, plan).lines() if line.state == "done"]
         followed, stopped = done.index(("follow", "clean")), done.index(("take_savepoint", "clean"))
         assert followed < stopped < done.index(("replay", "sums")) and ("follow", "sums") not in done
-        session.send_signal(signal.SIGTERM)
-        assert session.wait(60) == 0
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(session.pid, signal.SIGKILL)
-        session.wait()

@@ -208,6 +208,33 @@ def test_a_batch_that_only_the_topic_has_is_finished_first(story: ShopStory) -> 
 
 
 @pytest.mark.long
+def test_beside_its_session_the_first_stream_is_followed_though_it_writes_a_topic_only(story: ShopStory) -> None:
+    """Its table lists what each batch has written: so it has no row of a batch before the append."""
+    with story.session() as check:
+
+        def more(count: int) -> None:
+            story.feed(0, count)
+            story.all = [*story.all, *story.all[:count]]
+            there = len(story.all)
+            story.wait(lambda: len(story.counting(CHANGES)) == there, f"{there} changes", check)
+
+        for count in (100, 150, 200):  # batches of their own
+            more(count)
+        plan = planned(story)["id"]
+        killed(story, "stock_changes:recover_append_next:0", "recover", "apply", plan, "--yes")
+        story.recourse("recover", "resume", plan, "--yes", quiet=True)
+        more(300)
+    story.run_in_order()
+    story.compare(len(story.all), right=True)
+    batches = [row for row in story.rows("stock_changes_batches") if row["generation"] == 2]
+    assert len({row["batch"] for row in batches}) > 3 and sum(row["records"] for row in batches) > HALF
+    story.recourse("recover", "undo", plan, "--yes", quiet=True)
+    story.run_in_order()
+    wrong = Counter((each["product"], each["pieces"]) for each in story.counting(CHANGES))
+    assert wrong != Counter((order.product, order.pieces) for order in story.all) and wrong.total() == len(story.all)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_killed_at_every_border_of_every_stage_of_every_stream(story: ShopStory) -> None:
     """Forward and back again, with a kill at another border each time."""

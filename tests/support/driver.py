@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -168,6 +170,27 @@ class Bench:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+@contextmanager
+def session_of(here: Bench, flows: str, *streams: str) -> Iterator[None]:
+    """`recourse streams run` with these streams of a module, until the block ends."""
+    session = subprocess.Popen(
+        [sys.executable, "-m", "orchestration.cli", "streams", "run", *streams, "--trigger", "continuous"],
+        cwd=here.settings.home,
+        env=variables(here.settings.home, here.bootstrap, flows),
+        stdout=subprocess.DEVNULL,
+        stderr=(here.settings.home / "session.log").open("wb"),
+        start_new_session=True,
+    )
+    try:
+        yield
+        session.send_signal(signal.SIGTERM)
+        assert session.wait(60) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
+        session.wait()
 
 
 def variables(home: Path, bootstrap: str, flows: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka import markers
 from streaming_jobs.sinks.kafka.clients import ClientLost, producer_config
 from streaming_jobs.sinks.kafka.producer import BatchProducer, Connect, Outgoing
+from streaming_jobs.sinks.kafka.staged import StagedWriter
 from streaming_jobs.text import commands
 
 log = structlog.get_logger()
@@ -312,7 +313,7 @@ class PlainWriter(_ProducerOfBatches):
 
 
 class Discarded:
-    """Writes nothing: the rows of a replay beside the running stream."""
+    """Writes nothing: the rows of a preview, and of a redrive."""
 
     position: Txn | None = None
     newest: LedgerEntry | None = None
@@ -328,4 +329,4 @@ class Discarded:
         """Nothing is held."""
 
 
-Writer = TransactionWriter | PlainWriter | Discarded
+Writer = TransactionWriter | PlainWriter | StagedWriter | Discarded

@@ -374,6 +374,18 @@ def test_the_lines_of_another_folder_are_taken_over_with_all_their_partitions(
     assert read == [many(9, 3), *(many(batch, 1) for batch in range(5))]
 
 
+def test_lines_are_taken_over_with_the_ranges_that_are_known_since(ledger: LedgerFile, tmp_path: Path) -> None:
+    replayed, ranges = LedgerFile(tmp_path / "replayed"), (WrittenRange("t", "id", 0, 5, 9, 4),)
+    entries = [replace(entry(0), written=ranges), entry(1), replace(entry(2), note="mixed")]
+    for number, each in enumerate(entries):
+        replayed.append(each, {PRIMARY: number}, 1.5)
+    other = (WrittenRange("t", "id", 1, 0, 3, 3),)
+    ledger.adopt(replayed, {each.txn: other for each in entries})
+    lines = [raw.read() for day in LedgerFile(ledger.folder).days(STREAM) for raw in day]
+    assert [line.entry.written for line in lines] == [ranges, other, other], "those of a line count before others"
+    assert [line.seconds for line in lines] == [1.5] * 3 and lines[2].entry.note == "mixed"
+
+
 def test_a_roll_that_a_kill_cut_off_is_done_again_by_the_next_driver(ledger: LedgerFile) -> None:
     ledger.append(entry(0), {PRIMARY: 1})
     today = next(ledger.folder.glob("*.jsonl"))

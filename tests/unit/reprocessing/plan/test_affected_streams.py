@@ -32,6 +32,8 @@ from reprocessing.plan.planner import RecoveryRequest, make_plan
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
 from reprocessing.plan.targets import Resolved, Target, resolve
 from reprocessing.plan.void_records import NOTHING_WRITTEN, WrittenAtPlanning
+from reprocessing.stages.beside import reason_to_stop_first
+from reprocessing.stages.stages import stages_of
 from streaming_jobs.catalog.archive import archive
 from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.table_source import DeltaSource
@@ -88,6 +90,33 @@ def planned(reader: Life, monkeypatch: pytest.MonkeyPatch) -> Planned:
 def test_without_a_choice_it_goes_back_to_before_the_first_wrong_record(planned: Planned) -> None:
     plan = planned(Topics(end=60))
     assert plan.names == ("others", "things") and plan.of("things").base.batch == 2 and plan.left == ()
+
+
+def test_the_writer_of_a_topic_is_followed_and_its_reader_replayed_after_it(planned: Planned) -> None:
+    made = planned(Topics(end=60))
+    writer = made.of("others")
+    orders = tuple(replace(topic, name="orders") for topic in writer.saw.topics)
+    reader = replace(made.of("things"), rate=11.0)
+    plan = replace(made, streams=(replace(writer, saw=replace(writer.saw, topics=orders)), reader))
+    assert [each.stream for each in plan.followed] == ["others"] and reason_to_stop_first(plan) is None
+    order = [(stage.name, stage.stream) for stage in stages_of(plan, beside=True)]
+    assert ("follow", "things") not in order and ("append_records", "things") not in order
+    names = ["follow", "compare", "take_savepoint", "fence", "void_records", "append_records", "replay"]
+    assert [*dict.fromkeys(name for name, _ in order if name in names)] == names
+    assert order.index(("replay", "others")) < order.index(("replay", "things"))
+    assert "append_records" not in {stage.name for stage in stages_of(plan)}
+    resumed = [stage.name for stage in stages_of(plan, staged=True)]  # it has followed, and its stream has ended since
+    assert resumed.index("prepare") < resumed.index("append_records") < resumed.index("replay")
+    text = explain(plan, beside=True)
+    still = (
+        "for seconds at the end, plus about 1 s to append some 30 records to things, plus about 3 s to replay 30 "
+        "records of things"
+    )
+    assert f"the stream runs meanwhile, and stands still {still}, its tables stay readable" in text, text
+    assert "the stream runs until the other streams' replays have caught up, and stands still for seconds" in text
+    assert "to append" not in explain(plan) and "and stands still" not in explain(plan)
+    alone = replace(plan, streams=(plan.of("things"),))
+    assert [each.stream for each in alone.followed] == ["things"], "nothing is appended to its topic"
 
 
 def test_a_stream_that_cannot_go_along_has_three_ways(reader: Life, planned: Planned) -> None:

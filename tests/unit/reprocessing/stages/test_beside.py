@@ -19,7 +19,7 @@ from reprocessing.stages import beside
 from reprocessing.stages.beside import CannotCatchUp, Paced, follow, goal_of, reason_to_stop_first
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused
-from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state.lease import acquire
@@ -77,7 +77,7 @@ def test_plans_that_need_their_streams_stopped_say_why(
     life: Life, plan: StreamRecoveryPlan, change: dict[str, Any], reason: str | None
 ) -> None:
     whole = load(life.settings, plan.id)
-    assert reason_to_stop_first(replace(whole, streams=(replace(plan, **change),)), {STREAM.name: STREAM}) == reason
+    assert reason_to_stop_first(replace(whole, streams=(replace(plan, **change),))) == reason
 
 
 def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(
@@ -183,10 +183,10 @@ def test_a_running_stream_stops_when_its_replay_has_been_followed_compared_and_c
 def test_a_stream_that_does_not_run_or_is_to_stop_first_is_stopped_before_its_replay(
     life: Life, followed: Recovery, plan: StreamRecoveryPlan
 ) -> None:
-    text = executor.explained(life.settings, {STREAM.name: STREAM}, load(life.settings, plan.id))
+    text = executor.explained(life.settings, load(life.settings, plan.id))
     assert "follow" not in text
     with running(life):
-        text = executor.explained(life.settings, {STREAM.name: STREAM}, load(life.settings, plan.id))
+        text = executor.explained(life.settings, load(life.settings, plan.id))
         assert text.index("follow ") < text.index("take_savepoint") and "the stream runs meanwhile" in text
         executor.apply(followed, stop_first=True)
     assert "follow" not in done(followed) and life.ids() == RIGHT
@@ -211,3 +211,12 @@ def test_a_stream_that_another_plan_has_moved_meanwhile_is_not_followed(life: Li
         ledger_file(life.settings, STREAM.name).append(life.entry(number, generation=2), {})
     with pytest.raises(PreflightRefused, match="could follow"):
         follow(context_of(life, plan))
+
+
+def test_a_reader_that_has_begun_since_the_plan_was_made_is_noticed_before_the_stop(
+    life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprocessing.stages.void_ranges.left_out", lambda *_: ["late"])
+    with pytest.raises(UsageError, match="stream late reads what plan .* changes, and has begun since") as refused:
+        follow(context_of(life, plan))
+    assert "recover abort" in refused.value.next_step

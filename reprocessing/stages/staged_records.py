@@ -1,0 +1,136 @@
+"""Records for topics that a replay beside its stream has staged: appended once the stream has stopped, and compared.
+
+    follow           each batch's records go to files in staging, and its rows to the staging tables
+    append_records   batch by batch, each topic gets the records in a transaction, as from the replay itself
+
+A topic's marker says which batches it has, and a note beside each batch where its records are. After a kill, batches up
+to the marker are passed over; only the newest of them may lack its note, and the marker has the same ranges.
+
+Records of a batch that the staging tables lack are left out: Spark repeats that batch, and the replay appends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from reprocessing.stages.recovery import RecoveryContext
+from streaming_jobs.declare.topic_sink import KafkaSink
+from streaming_jobs.errors import PreflightRefused
+from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.preflight.snapshot import ledger_file
+from streaming_jobs.sinks.batches import batches_rows
+from streaming_jobs.sinks.kafka.staged import StagedBatch, staged_batches, written_below
+from streaming_jobs.sources.record_blocks import ArchivedRecords
+from streaming_jobs.text import commands
+from streaming_jobs.text.spelling import counted
+
+_AFTER_ALL = 1 << 40
+"""Added to the numbers of staged records, so that they come after every offset."""
+
+Staged = Mapping[str, Mapping[Txn, StagedBatch]]
+"""By the name of its sink in ledger entries, the batches of each topic."""
+
+
+def staged(context: RecoveryContext) -> Staged:
+    """What waits for the topics of the stream."""
+    return {
+        sink.ledger_name: staged_batches(context.staged_records / sink.name)
+        for sink in context.stream.topic_sinks.values()
+    }
+
+
+def records_staged(context: RecoveryContext) -> int:
+    return sum(batch.count for batches in staged(context).values() for batch in batches.values())
+
+
+def append_records(context: RecoveryContext) -> Mapping[str, Any]:
+    """Append the staged records, each once, in the order of their batches; may be run again after a kill.
+
+    Raises PreflightRefused before the first one if records of a batch are gone, and the errors of topics and brokers.
+    """
+    began, waiting = time.monotonic(), staged(context)
+    at = context.rebuilt_table(context.stream.primary).position
+    batches = {
+        name: [batch for txn, batch in of_topic.items() if at is not None and txn <= at]
+        for name, of_topic in waiting.items()
+    }
+    _refuse_incomplete(context, waiting)
+    for sink in context.stream.topic_sinks.values():
+        due = [batch for batch in batches[sink.ledger_name] if batch.written is None]
+        if not due:
+            continue
+        with context.written.appending(context.stream, sink, context.plan.generation) as writer:
+            for batch in due:
+                writer.write(batch.entry, context.written.records(batch))
+                context.crash_point("recover_append_written")
+                assert writer.newest is not None
+                batch.note_written(writer.newest.written)
+                context.crash_point("recover_append_next")
+    if context.stream.batches_only:
+        _list_batches(context)
+    records = sum(batch.count for of_topic in batches.values() for batch in of_topic)
+    return {"records": records, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _refuse_incomplete(context: RecoveryContext, batches: Staged) -> None:
+    """Raise PreflightRefused if records of a batch are gone that the replay has counted."""
+    for entry in context.replayed():
+        for name, of_topic in batches.items():
+            made = entry.rows.get(name, 0)
+            there = of_topic[entry.txn].count if entry.txn in of_topic else 0
+            if made != there:
+                raise PreflightRefused(
+                    f"{counted(there, 'staged record')} of {entry.txn} for {name} {'is' if there == 1 else 'are'} "
+                    f"there, and the replay has made {made}",
+                    f"give the plan up: {commands.abort(context.plan.id)}; then make a new one",
+                )
+
+
+def _list_batches(context: RecoveryContext) -> None:
+    """Add the rows of the appended batches to the staging table that lists them, once: without them it has none."""
+    table = context.rebuilt_table(context.stream.primary)
+    newest = table.newest_entry()
+    rows = [batches_rows(txn, written) for txn, written in written_below(context.staged_records).items()]
+    if rows and newest is not None:
+        table.append(pa.concat_tables(rows), replace(newest, kind="redrive", plan=context.plan.id))
+
+
+def rows_of(context: RecoveryContext, sink: KafkaSink) -> Iterator[ArchivedRecords]:
+    """Yields the staged records of a topic as if they were in one partition of it, after everything else."""
+    number, now = _AFTER_ALL, int(time.time() * 1000)
+    for batch in staged_batches(context.staged_records / sink.name).values():
+        for block in batch.blocks():
+            of_topic = block.filter(pa.compute.equal(block["topic"], sink.name))
+            times = [at or now for at in of_topic["timestamp"].to_pylist()]
+            columns = {
+                "offset": pa.array(range(number, number + len(times)), pa.int64()),
+                "timestamp_ms": pa.array(times, pa.int64()),
+                "timestamp_type": pa.array(["CreateTime"] * len(times), pa.string()),
+                **{name: of_topic[name] for name in ("key", "value", "headers")},
+            }
+            number += len(times)
+            if times:
+                yield ArchivedRecords(0, pa.RecordBatch.from_pydict(columns))
+
+
+def written_until(context: RecoveryContext, topic: str) -> dict[int, int]:
+    """By partition, where the running stream's records of batches end up to which the replay has followed.
+
+    A partition that no batch after the replay's start has written is left out.
+    """
+    found, upto = dict[int, int](), context.result("follow")
+    goal, wanted = Txn(upto["generation"], upto["batch"]), len(context.plan.wrong_from[topic])
+    topic_id = context.written.topic_id(topic)
+    for day in ledger_file(context.settings, context.stream.name).days(context.stream.name):
+        for line in reversed(day):
+            if line.txn <= context.plan.base.after or len(found) == wanted:
+                return found
+            for each in line.read().entry.written if line.txn <= goal else ():
+                if (each.topic, each.topic_id) == (topic, topic_id):
+                    found[each.partition] = max(each.end, found.get(each.partition, 0))
+    return found
