@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from reprocessing.slices import late as late_module
-from reprocessing.slices.late import LateDay, kept_late, late_days, ranges, rebuild_late
-from reprocessing.slices.late import State as DayState
+from reprocessing.slices import spans as spans_module
+from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late
 from reprocessing.slices.rebuild import OffsetsSkipped, Tools
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
@@ -147,23 +146,13 @@ def test_a_stream_that_has_kept_none_lacks_none(tmp_path: Path) -> None:
     assert late_days(never.settings, sliceable(stream)) == []
 
 
-def test_a_run_takes_the_first_closed_days_as_ranges() -> None:
-    def known(number: int, state: DayState = "to rebuild") -> LateDay:
-        return LateDay(day(number), 1, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), state)
-
-    days = [known(0, "lost"), known(1), known(2), known(4), known(5, "open"), known(6), known(7)]
-    assert ranges(days) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(7))]
-    assert ranges(days, 4) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(6))]
-    assert ranges([known(5, "open")]) == ranges([]) == []
-
-
 class Rebuilds:
     """Rebuilds ranges of days that begin on a day or later; earlier ones are refused."""
 
     def __init__(self, life: LateDays, since: int, error: RecourseError) -> None:
         self.life, self.since, self.error, self.asked = life, day(since), error, list[tuple[str, str]]()
 
-    def __call__(self, _: Tools, __: object, begin: str, end: str) -> str:
+    def __call__(self, _: Tools, __: object, begin: str, end: str, **___: object) -> str:
         if date.fromisoformat(begin) < self.since:
             raise self.error
         self.asked.append((begin, end))
@@ -180,7 +169,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
     assert isinstance(life, LateDays)
     life.keep(11, *((200 + number, [number]) for number in range(9)))
     rebuilds, said = Rebuilds(life, 3, gone), list[str]()
-    monkeypatch.setattr(late_module, "rebuild", rebuilds)
+    monkeypatch.setattr(spans_module, "rebuild", rebuilds)
     tools = Tools(life.settings, None, "", None, said.append)  # type: ignore[arg-type]
     report = rebuild_late(tools, sliceable(life.stream))
     assert report.days("lost") == [day(0), day(1), day(2)] and len(report.left) == 3
@@ -197,7 +186,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
 
 
 def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
+    monkeypatch.setattr(spans_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
     with pytest.raises(LeaseBusy):
         rebuild_late(Tools(life.settings, None, "", None), sliceable(life.stream))  # type: ignore[arg-type]
     assert all(each.state == "to rebuild" for each in late_days(life.settings, sliceable(life.stream)))
