@@ -163,12 +163,12 @@ def _list(context: typer.Context, names: list[str] | None, kind: Kind, *, redriv
     if redrives:
         _list_redrives(context, [stream.name for stream in streams], kind, output)
         return
-    from reprocessing.redrive.selection import Choice, by_reason, set_aside
+    from reprocessing.redrive.selection import by_reason
 
     values = []
     for stream in streams:
         for table in [None] if kind == "dead letters" else list(stream.quarantines):
-            found = by_reason(set_aside(call.settings, stream, kind, Choice(), table=table))
+            found = by_reason(call.settings, stream, kind, table=table)
             name = stream.dead_letters if table is None else stream.quarantines[table]
             values += [{"stream": stream.name, "table": name, **each} for each in found]
     rows = [
