@@ -11,7 +11,7 @@ rebuilt once more, and where nothing differs nothing is committed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import instead
 
+_DAY = timedelta(days=1)
 State = Literal["to rebuild", "open", "lost"]
 
 
@@ -67,9 +68,12 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
     kept = open_table(settings, late_tables(made.stream)[made.table.name], made.stream.name)
     if record is None or kept is None:
         return []
-    columns = ["partition", "offset", "event_time", "days"]
-    rows = dataset(kept.readable(), settings.tables / kept.name).to_table(columns=columns)
     read, lost = _read_by_day(settings, made, record)
+    columns, source = (
+        ["partition", "offset", "event_time", "days"],
+        dataset(kept.readable(), settings.tables / kept.name),
+    )
+    rows = source.to_table(columns=columns, filter=unanswered(made, read))
     lacking = _without_slice(_by_day(rows), read)
     watermark, reach = passed_watermark(settings, record), made.slices.distance
     figures = lacking.group_by("day").aggregate([("offset", "count"), ("event_time", "min"), ("event_time", "max")])
@@ -81,6 +85,28 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
         if _slice(made, day).end + reach > watermark:
             state = "open"
         found.append(LateDay(day, row["offset_count"], first, last, state, lost.get(day, "")))
+    return found
+
+
+def unanswered(made: Sliceable, read: Mapping[date, Mapping[int, int]]) -> pc.Expression:
+    """False for records that no day lacks, as far as event time, partition and offset say: their files are not read.
+
+    The days of a record are within `reach` of its event time. So if slices of days in a row have read a partition to
+    the same offset, these days have each record before it, unless it is within `reach` of their first or last border.
+    """
+    found, reach = pc.scalar(True), made.slices.distance
+    first: date | None = None
+    for day in sorted(read):
+        first = first or day
+        if read.get(day + _DAY) == read[day]:
+            continue
+        begin, end = _slice(made, first).begin + reach, _slice(made, day).end - reach
+        later, of = pc.scalar(True), pc.field("partition")
+        for partition, offset in read[day].items():  # Arrow compares files' statistics by neither `!=` nor a negation
+            later = later & ((of < partition) | (of > partition) | (pc.field("offset") >= offset))
+        if begin < end:
+            found = found & ((pc.field("event_time") < begin) | (pc.field("event_time") >= end) | later)
+        first = None
     return found
 
 
@@ -116,7 +142,7 @@ def _whole_days(made: Sliceable, request: SliceCommitRequest) -> Iterator[date]:
     while (chosen := _slice(made, day)).end <= end:
         if chosen.begin >= begin:
             yield day
-        day += timedelta(days=1)
+        day += _DAY
 
 
 def _without_slice(rows: pa.Table, read: dict[date, dict[int, int]]) -> pa.Table:

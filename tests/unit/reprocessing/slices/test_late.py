@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reprocessing.slices import spans as spans_module
-from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late
+from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late, unanswered
 from reprocessing.slices.rebuild import OffsetsSkipped, Tools
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state.change_requests import State
@@ -107,6 +110,45 @@ def test_a_day_is_complete_once_a_slice_has_read_its_late_records(life: LateDays
     assert life.lacking == {}
     life.keep(5, (120, [2]))
     assert life.lacking == {2: 1}, "a record that came after the slice"
+
+
+def test_files_whose_records_are_all_answered_are_not_read(life: LateDays) -> None:
+    """One file has late records of days 1 and 2, offsets 80 and 81, the other one of days 2 and 4, to offset 110."""
+    made = sliceable(life.stream)
+    files = dataset(life.stored("days_late").readable(), life.settings.tables / "days_late")
+
+    def opened(read: dict[int, dict[int, int]]) -> list[int]:
+        """The offsets that are read."""
+        condition = unanswered(made, {day(number): ends for number, ends in read.items()})
+        found = files.to_table(columns=["offset"], filter=condition)["offset"].to_pylist()
+        assert len(list(files.get_fragments(filter=condition))) == len({offset // 100 for offset in found})
+        return sorted(found)
+
+    assert opened({}) == opened({3: {0: 111}}) == opened({1: {1: 111}}) == [80, 81, 100, 110]
+    assert opened({1: {0: 82}}) == [100, 110]
+    assert opened({1: {0: 81}, 2: {0: 111}}) == [81, 110]
+    assert opened({number: {0: 111} for number in range(1, 5)}) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 30), st.integers(-70, 70)), max_size=40),
+    st.dictionaries(st.integers(-1, 11), st.dictionaries(st.integers(0, 1), st.sampled_from([10, 20, 31])), max_size=9),
+)
+def test_no_record_that_a_day_lacks_is_left_out(
+    records: list[tuple[int, int, int, int]], read: dict[int, dict[int, int]]
+) -> None:
+    """Records near the border of a day belong to the day before, too, within the reach of an hour."""
+    made, reach = sliceable(declared(Slices("at", reach="1 hour"), late_rows="keep")), timedelta(hours=1)
+    values = []
+    for number, partition, offset, minutes in records:
+        at = BEGIN + timedelta(days=number, minutes=minutes)
+        near = sorted({(each - BEGIN).days for each in (at - reach, at, at + reach - timedelta(microseconds=1))})
+        values.append({"partition": partition, "offset": offset, "event_time": at, "days": [day(n) for n in near]})
+    rows, by_day = pa.Table.from_pylist(values, ROWS), {day(number): ends for number, ends in read.items()}
+    left = rows.filter(unanswered(made, by_day)).to_pylist()
+    for value in values:
+        lacks = any(value["offset"] >= by_day.get(each, {}).get(value["partition"], 0) for each in value["days"])
+        assert value in left or not lacks
 
 
 @pytest.mark.parametrize("state", ["failed", "expired", "outdated"])
