@@ -40,7 +40,7 @@ def hourly(topic: str, code: str) -> Stream:
         ]
     )
     source = KafkaTopic(topic, value=Json(record), event_time="at", lateness="1 minute")
-    sink = DeltaTable("hourly", slices=Slices("begin", reach="1 hour"))
+    sink = DeltaTable("hourly", slices=Slices("begin", reach="1 hour"), late_rows="keep")
 
     @stream(name="hourly", source=source, sink=sink, errors=ErrorPolicy(function="dead_letter", budget="1000 per hour"))
     def sums(events: DataFrame) -> DataFrame:
