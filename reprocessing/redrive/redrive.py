@@ -2,8 +2,8 @@
 
 1. Redrives that wait are given their outcome first, so that nothing is chosen that is under way already.
 2. The records of what is chosen, from dead letters, the topic or its archive. What cannot be read is left as it is.
-3. The stream's own code on these records, on folders of its own. In a dry run it ends here. For a stream of windows,
-   the slices that the records belong to are rebuilt then (`windows.py`), and no row is added: the rest is the same.
+3. The stream's own code on these records, on folders of its own. For a stream of windows, the slices that the records
+   belong to are rebuilt now (`windows.py`), and no row is added later. A dry run commits nothing, and ends here.
 4. The rows, and what became of each record, wait as files beside the stream's state. The stream's driver commits them
    at its next batch border; if no driver runs, this process takes the stream's lease and commits them itself.
 
@@ -124,8 +124,8 @@ def redrive(
                 settings, stream, record, gathered.records, tools.spark(), folder, of_rows=of_rows, sliced=sliced
             )
         if sliced:
-            dead = made.places(stream.dead_letters, kind)
-            windows = rebuild_windows(tools, record, sliced, made, dead, dry_run=dry_run)
+            places, dead = {row.place for row in rows if row.place is not None}, made.places(stream.dead_letters, kind)
+            windows = rebuild_windows(tools, record, sliced, made, places, dead, dry_run=dry_run)
             crash_point("redrive_rebuilt", stream.name, 0)
             left += _left_by(settings, stream, record, windows, rows)
             rows = _without(rows, left)

@@ -49,15 +49,18 @@ def rebuild_windows(
     record: StreamRecord,
     tables: Sequence[Sliceable],
     made: Made,
+    places: Collection[Place],
     dead: Collection[Place],
     *,
     dry_run: bool,
 ) -> Windows:
-    """Rebuild the slices of the records that the code of today takes; `dead` are the other ones."""
+    """Rebuild the slices of the records that the code of today takes; the other ones are `dead`."""
     found, watermark = Windows(), passed_watermark(tools.settings, record)
     wanted: list[tuple[Sliceable, dict[Place, Span]]] = []
     for table in tables:
         times = {place: at for place, at in made.times[table.event_time].items() if place not in dead}
+        unread = (place for place in places if place not in times and place not in dead)
+        found.left |= dict.fromkeys(unread, "the code of today has not read it")
         wanted.append((table, closed(table, column_kind(tools.settings, table), times, watermark, found)))
     for table, spans in wanted:
         spans = {place: span for place, span in spans.items() if place not in found.left}

@@ -93,7 +93,8 @@ def rebuilt_by(
     of_code = Made(times={"at": {place(offset): each for offset, each in times.items()}})
     tools = Tools(life.settings, None, "", None)  # type: ignore[arg-type]
     tables = [sliceable(life.stream)]
-    return rebuild_windows(tools, life.record, tables, of_code, {place(each) for each in dead}, dry_run=False), judged
+    places, others = [place(each) for each in (*times, *dead, 50)], {place(each) for each in dead}
+    return rebuild_windows(tools, life.record, tables, of_code, places, others, dry_run=False), judged
 
 
 def report(first: int, end: int) -> Any:
@@ -113,7 +114,8 @@ def test_records_that_no_rebuild_has_read_are_left_with_the_reason(
 
     found, (judged,) = rebuilt_by(monkeypatch, Days.of(tmp_path, 3), times, outcomes, dead={40})
     assert len(found.slices) == 1
-    assert set(found.left) == {place(1), place(10), place(20), place(30)}
+    assert set(found.left) == {place(1), place(10), place(20), place(30), place(50)}
+    assert "has not read it" in found.left[place(50)]
     assert "has not read it" in found.left[place(1)] and "has not read it" in found.left[place(10)]
     assert "offsets are gone" in found.left[place(20)] and "run it again" in found.left[place(30)]
     assert judged == Judged({(0, n) for n in (1, 9, 10, 20, 30)}, {(0, 40)})
