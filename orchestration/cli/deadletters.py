@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestration.cli.options import AnyStreams, StreamName, invocation
+from orchestration.cli.slices import as_json as slice_as_json
 from orchestration.cli.text import Output, OutputOption, number, print_table, say, show, show_table
 
 if TYPE_CHECKING:
@@ -162,12 +163,12 @@ def _list(context: typer.Context, names: list[str] | None, kind: Kind, *, redriv
     if redrives:
         _list_redrives(context, [stream.name for stream in streams], kind, output)
         return
-    from reprocessing.redrive.selection import Choice, by_reason, set_aside
+    from reprocessing.redrive.selection import by_reason
 
     values = []
     for stream in streams:
         for table in [None] if kind == "dead letters" else list(stream.quarantines):
-            found = by_reason(set_aside(call.settings, stream, kind, Choice(), table=table))
+            found = by_reason(call.settings, stream, kind, table=table)
             name = stream.dead_letters if table is None else stream.quarantines[table]
             values += [{"stream": stream.name, "table": name, **each} for each in found]
     rows = [
@@ -297,7 +298,7 @@ def _replay(
     call = invocation(context)
     declared = call.topology[name]
     # Before a broker is started.
-    checked(call.settings, declared, lambda: set_aside(call.settings, declared, kind, choice, table=table))
+    checked(call.settings, declared, kind, lambda: set_aside(call.settings, declared, kind, choice, table=table))
     waits = replace(Waits(), commit=parse_duration(wait_commit).total_seconds())
     with (
         stop_signals_interrupt(),
@@ -321,6 +322,7 @@ def as_json(report: RedriveReport) -> dict[str, Any]:
         "left": [{"record": _place(row), "reason": row.reason, "because": why} for row, why in report.left],
         "more": report.more,
         "seconds": report.seconds,
+        "slices": [slice_as_json(each) for each in report.slices],
     }
 
 
@@ -328,6 +330,9 @@ def _print(report: RedriveReport) -> None:
     rows = [[f"{r.topic}/{r.partition}:{r.offset}", r.reason, r.outcome, r.reason_now] for r in report.records[:_SHOWN]]
     if rows:
         print_table(["record", "reason", "becomes" if report.id is None else "became", "reason now"], rows)
+    for each in report.slices:
+        rows_of = f"{number(each.difference.old_rows)} rows before, {number(each.difference.new_rows)} after"
+        say(f"slice {each.words} of table {each.table}: {each.outcome}, {rows_of}")
     for row, why in report.left[:_SHOWN]:
         say(f"left: {_place(row)} ({row.reason}): {why}")
     more = f"; {number(report.more)} more are set aside: run it again" if report.more else ""

@@ -123,7 +123,7 @@ def list_slices(
 
 def as_json(report: SliceReport) -> dict[str, Any]:
     return {
-        **{key: value for key, value in asdict(report).items() if key != "difference"},
+        **{key: value for key, value in asdict(report).items() if key not in ("difference", "offsets")},
         **report.figures,
         "sample": [dict(each) for each in report.difference.sample[:_SAMPLE]],
     }

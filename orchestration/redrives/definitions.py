@@ -23,6 +23,7 @@ from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:  # the code location is loaded often, and needs nothing of a redrive
     from reprocessing.redrive.redrive import RedriveReport
+    from streaming_jobs.sinks.redriven import Kind
 
 JOB, STEP = "redrive", "redrive_records"
 CRON = "30 3 * * *"
@@ -98,13 +99,18 @@ def nightly(settings: Settings, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields a night's configurations: dead letters and quarantines of streams that have run and can be redriven."""
     from reprocessing.redrive.redrive import checked
 
-    for stream in topology.streams.values():
+    def can_be(stream: Stream, kind: "Kind") -> bool:
         try:
-            checked(settings, stream)
+            checked(settings, stream, kind)
         except UsageError:
-            continue
-        yield {"stream": stream.name}
-        yield from ({"stream": stream.name, "quarantine": True, "table": table} for table in stream.quarantines)
+            return False
+        return True
+
+    for stream in topology.streams.values():
+        if can_be(stream, "dead letters"):
+            yield {"stream": stream.name}
+        if can_be(stream, "quarantine"):
+            yield from ({"stream": stream.name, "quarantine": True, "table": table} for table in stream.quarantines)
 
 
 def metadata(report: "RedriveReport") -> dict[str, Any]:
@@ -115,6 +121,7 @@ def metadata(report: "RedriveReport") -> dict[str, Any]:
         "records": len(report.records),
         **{f"records_{outcome.replace(' ', '_')}": count for outcome, count in report.counts.items()},
         **{f"rows_{table}": count for table, count in report.rows.items()},
+        "slices": len(report.slices),
         "left": len(report.left),
         "more": report.more,
         "seconds": report.seconds,

@@ -2,7 +2,8 @@
 
 1. Redrives that wait are given their outcome first, so that nothing is chosen that is under way already.
 2. The records of what is chosen, from dead letters, the topic or its archive. What cannot be read is left as it is.
-3. The stream's own code on these records, on folders of its own. In a dry run it ends here.
+3. The stream's own code on these records, on folders of its own. For a stream of windows, the slices that the records
+   belong to are rebuilt now (`windows.py`), and no row is added later. A dry run commits nothing, and ends here.
 4. The rows, and what became of each record, wait as files beside the stream's state. The stream's driver commits them
    at its next batch border; if no driver runs, this process takes the stream's lease and commits them itself.
 
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING
 
 from reprocessing.redrive.records import gather
 from reprocessing.redrive.refusals import check_quarantined, check_stream, refused_rows, with_state
-from reprocessing.redrive.run import Made, outcomes, run
+from reprocessing.redrive.run import Made, outcomes, run, slice_outcomes
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
+from reprocessing.redrive.windows import Windows, rebuild_windows, sliced_tables
 from reprocessing.replay.commit_wait import committed_or_withdrawn
-from reprocessing.slices.rebuild import Tools, newest_entry, repair_idle
+from reprocessing.slices.rebuild import SliceReport, Tools, newest_entry, repair_idle
 from reprocessing.trace import first_reading
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import READ, LedgerEntry
@@ -61,7 +63,8 @@ _MARGIN = 60.0
 class RedriveReport:
     """The outcome of a redrive; `id` is None if nothing was committed. `left` are chosen and not redriven, with why.
 
-    `rows` are those that each table gets. `more`: so many were chosen beyond the limit.
+    `rows` are those that each table gets. `more`: so many were chosen beyond the limit. `slices`, of a stream of
+    windows, are those that were rebuilt.
     """
 
     stream: str
@@ -73,6 +76,7 @@ class RedriveReport:
     id: str | None = None
     more: int = 0
     seconds: float = 0.0
+    slices: tuple[SliceReport, ...] = ()
 
     @property
     def counts(self) -> dict[Outcome, int]:
@@ -100,11 +104,12 @@ def redrive(
     with requests.running(tools.waits.other):
         finish_waiting(tools, stream, requests)
         chosen = set_aside(settings, stream, kind, choice, table=table)
-        record = checked(settings, stream, lambda: chosen)
+        record = checked(settings, stream, kind, lambda: chosen)
+        sliced = sliced_tables(stream) if record.state_fingerprint else []
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
-        left = list(refused_rows(stream, rows))
+        left = list(refused_rows(stream, rows, of_windows=bool(sliced)))
         rows = _without(rows, left)
         gathered = gather(settings, stream, record, rows, tools.topics, tools.bootstrap)
         left += [(row, gathered.lost[row.place]) for row in rows if row.place in gathered.lost]
@@ -115,11 +120,20 @@ def redrive(
         tools.tell(f"starting Spark, which runs the stream's function on {counted(len(rows), 'record')}")
         with _empty_folder(local_folder(settings) / "_redrives" / stream.name) as folder:
             of_rows = any(not row.is_whole for row in rows)
-            made = run(settings, stream, record, gathered.records, tools.spark(), folder, of_rows=of_rows)
+            made = run(
+                settings, stream, record, gathered.records, tools.spark(), folder, of_rows=of_rows, sliced=sliced
+            )
+        if sliced:
+            places, dead = {row.place for row in rows if row.place is not None}, made.places(stream.dead_letters, kind)
+            windows = rebuild_windows(tools, record, sliced, made, places, dead, dry_run=dry_run)
+            crash_point("redrive_rebuilt", stream.name, 0)
+            left += _left_by(settings, stream, record, windows, rows)
+            rows = _without(rows, left)
+            report = replace(report, left=tuple(left), slices=tuple(windows.slices))
         if of:
             check_quarantined(stream, made.reasons(stream.dead_letters))
-        records = tuple(_became(stream, kind, of, made, rows))
-        added = dict(_added(settings, stream, kind, of, made, entry))
+        records = tuple(_became(stream, kind, of, made, rows, in_slices=bool(sliced)))
+        added = {} if sliced else dict(_added(settings, stream, kind, of, made, entry))
         request = _request(tools, stream, kind, aside, entry, records, added)
         report = replace(report, records=records, rows=request.rows)
         if dry_run or not request.parts:
@@ -162,18 +176,42 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
     return carry_out
 
 
-def checked(settings: Settings, stream: Stream, chosen: Callable[[], Sequence[SetAside]] = list) -> StreamRecord:
+def checked(
+    settings: Settings, stream: Stream, kind: Kind, chosen: Callable[[], Sequence[SetAside]] = list
+) -> StreamRecord:
     """The stream's record; raises UsageError for a stream whose records cannot be redriven, as far as files say.
 
-    `chosen` is called only if the stream keeps state: the refusal names a plan from before these records.
+    `chosen` is called only for a stream with state that is refused: the refusal names a plan from before these records.
     """
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
-    if record.state_fingerprint:
-        raise with_state(stream, _last_before(settings, stream, record, chosen()))
+    if record.state_fingerprint and (why := _without_slices(stream, kind)):
+        raise with_state(stream, _last_before(settings, stream, record, chosen()), why)
     check_stream(stream)
     return record
+
+
+def _without_slices(stream: Stream, kind: Kind) -> str:
+    """The reason why no slices of a stream's tables are rebuilt for what is set aside; empty if they can be."""
+    if kind == "quarantine":
+        return "the quarantined row of a window does not name its records"
+    try:
+        sliced_tables(stream)
+    except UsageError as error:
+        return error.found
+    return ""
+
+
+def _left_by(
+    settings: Settings, stream: Stream, record: StreamRecord, windows: Windows, rows: Sequence[SetAside]
+) -> Iterator[tuple[SetAside, str]]:
+    """Yields the records that no slice was rebuilt for, with the reason; of open windows also what needs no wait."""
+    is_open = [row for row in rows if row.place in windows.open]
+    now = f", or {stream.rebuild_step(_last_before(settings, stream, record, is_open))}" if is_open else ""
+    for row in rows:
+        if row.place in windows.left:
+            yield row, windows.left[row.place] + (now if row.place in windows.open else "")
 
 
 def _last_before(settings: Settings, stream: Stream, record: StreamRecord, rows: Sequence[SetAside]) -> int:
@@ -202,9 +240,11 @@ def _without(rows: Sequence[SetAside], left: Sequence[tuple[SetAside, str]]) -> 
     return [row for row in rows if id(row) not in refused]
 
 
-def _became(stream: Stream, kind: Kind, of: str, made: Made, rows: Sequence[SetAside]) -> Iterator[RedrivenRecord]:
+def _became(
+    stream: Stream, kind: Kind, of: str, made: Made, rows: Sequence[SetAside], *, in_slices: bool
+) -> Iterator[RedrivenRecord]:
     places = [row.place for row in rows if row.place is not None]
-    found = outcomes(stream, kind, of, made, places)
+    found = slice_outcomes(stream, made, places) if in_slices else outcomes(stream, kind, of, made, places)
     letters: dict[Place, tuple[str, str]] = {}
     if stream.dead_letters in made.tables:
         for letter in made.tables[stream.dead_letters].to_pylist():

@@ -47,17 +47,23 @@ def check_stream(stream: Stream) -> None:
             )
 
 
-def with_state(stream: Stream, before: int = -1) -> UsageError:
-    """The refusal of a stream that keeps state; `before`: the last batch before the records, -1 if unknown."""
+def with_state(stream: Stream, before: int = -1, why: str = "") -> UsageError:
+    """The refusal of a stream that keeps state; `before`: the last batch before the records, -1 if unknown.
+
+    `why` says why no slice of its tables is rebuilt instead.
+    """
     again = f"rebuild its tables from before them: {stream.rebuild_step(before)}"
-    return _refused(stream, "keeps state: a row depends on other records too", again)
+    return _refused(stream, f"keeps state: a row depends on other records too{why and '; ' + why}", again)
 
 
-def check_plan(stream: Stream, traits: PlanTraits, *, of_rows: bool) -> None:
+def check_plan(stream: Stream, traits: PlanTraits, *, of_rows: bool, in_slices: bool) -> None:
     """Raise UsageError for a function of today that keeps state, or of whose rows some are in the tables already.
 
-    `of_rows`: single rows of records were set aside, not whole records.
+    `of_rows`: single rows of records were set aside, not whole records. `in_slices`: slices are rebuilt from the
+    records, which checks the plan itself.
     """
+    if in_slices:
+        return
     if traits.may_keep_state or traits.joins_streams:
         raise with_state(stream)
     if of_rows and traits.multiplies:
@@ -78,11 +84,15 @@ def check_quarantined(stream: Stream, reasons: set[str]) -> None:
         )
 
 
-def refused_rows(stream: Stream, rows: Sequence[SetAside]) -> Iterator[tuple[SetAside, str]]:
+def refused_rows(
+    stream: Stream, rows: Sequence[SetAside], *, of_windows: bool = False
+) -> Iterator[tuple[SetAside, str]]:
     """Yields what cannot be redriven by itself, with the reason."""
     topics = {topic.name for topic in stream.topics}
     for row in rows:
-        if row.place is None:
+        if of_windows and not row.is_whole:
+            yield row, f"it is a row of a window, and names no record: {stream.rebuild_step()}"
+        elif row.place is None:
             yield row, "it does not name its record: let the function pass _source on"
         elif row.place[0] not in topics:
             yield row, f"the stream no longer reads topic {row.place[0]}"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,17 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
+from streaming_jobs.runtime.sliceable import Sliceable
 from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
 from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import PLACE, Kind, Outcome, Place
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.sources.connection import Connection, client_file, remove_client_file
+from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.kept_topics import KeptClients, KeptRecord, KeptTopics
+from streaming_jobs.sources.record_blocks import RECORD
+from streaming_jobs.state.set_aside import REASON
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_WITHIN = 3600.0
 """Seconds that the run of one redrive may take."""
 
@@ -47,12 +53,14 @@ class Made:
     """What the code of today makes of the records: rows by table, with those of quarantines and dead letters.
 
     `dropped` are rows by table that rules or the error policy have dropped. `columns` has by table those of the place
-    of a row's record, where the function passes it on.
+    of a row's record, where the function passes it on. `times`, for slices: by the field of event time and by place
+    the times of the records that the format takes.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    times: dict[str, dict[Place, datetime | None]] = field(default_factory=dict)
 
     def with_row(self, tables: Sequence[str]) -> set[tuple[int, int]] | None:
         """Partition and offset of the records of these tables' rows; None if not all of the rows name their record."""
@@ -85,9 +93,11 @@ def run(
     folder: Path,
     *,
     of_rows: bool,
+    sliced: Sequence[Sliceable] = (),
 ) -> Made:
     """Run the records through the stream's code, on folders below `folder`, which is empty.
 
+    With `sliced` tables, a record that fails is a dead letter of the run whatever the stream's error policy says.
     Raises UsageError for a plan that cannot be redriven, and what the stream's batches raise.
     """
     target = _settings(settings, stream, folder)
@@ -99,13 +109,13 @@ def run(
     pipelines: list[BatchPipeline] = []
 
     def built(pipeline: BatchPipeline) -> None:
-        check_plan(stream, pipeline.traits, of_rows=of_rows)
+        check_plan(stream, pipeline.traits, of_rows=of_rows, in_slices=bool(sliced))
         pipelines.append(pipeline)
 
     def done(report: BatchReport) -> None:
         entries[report.entry.batch] = report.entry
 
-    judged = _judging(stream)
+    judged = _judging(stream, drops=not sliced)
     try:
         queries = SparkQueries(target, connection=connection, archives=Archives(settings), external=DiscardedSinks())
         hooks = QueryHooks("available-now", threading.Event(), built, done)
@@ -114,9 +124,29 @@ def run(
         failure = pipelines[0].failure or launched.query.exception()
         if failure is not None:
             raise classify(failure) from failure
+        made = _made(target, judged, list(entries.values()))
+        for each in sliced:
+            if each.event_time not in made.times:
+                made.times[each.event_time] = _event_times(spark, each, connection)
     finally:
         remove_client_file(client)
-    return _made(target, judged, list(entries.values()))
+    return made
+
+
+def _event_times(spark: SparkSession, sliced: Sliceable, connection: Connection) -> dict[Place, datetime | None]:
+    """The event times of the records that the format of today takes."""
+    from pyspark.sql import functions as F
+
+    topic = sliced.topic
+    assert connection.clients is not None, "a redrive has the records in a file"
+    source = KafkaSource(sliced.parameter, topic, connection.client, topic.delay, clients=connection.clients)
+    bounds = connection.topics.offsets(topic.name)
+    good = source.judged(spark, bounds.earliest, bounds.latest).where(~F.col("_bad"))
+    micros = F.unix_micros(F.col(RECORD)[sliced.event_time].cast("timestamp"))
+    return {
+        (topic.name, row[0], row[1]): None if row[2] is None else _EPOCH + timedelta(microseconds=row[2])
+        for row in good.select("partition", "offset", micros).collect()
+    }
 
 
 def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
@@ -132,14 +162,14 @@ def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
     return target.model_copy(update={"table": target.table.model_copy(update={"compact_after_files": 0})})
 
 
-def _judging(stream: Stream) -> Stream:
-    """The stream with an error policy that sets aside again what would stop it.
+def _judging(stream: Stream, *, drops: bool) -> Stream:
+    """The stream with an error policy that sets aside again what would stop it; what it `drops`, if that is wanted.
 
     The default budget holds, of records on which the function raises: each costs some runs of the function.
     """
     policy = stream.errors
     actions: dict[str, Any] = {
-        layer: "dead_letter" if getattr(policy, layer) == "fail" else getattr(policy, layer) for layer in LAYERS
+        layer: "drop" if drops and getattr(policy, layer) == "drop" else "dead_letter" for layer in LAYERS
     }
     return replace(stream, errors=replace(policy, **actions, budget=None))
 
@@ -194,3 +224,15 @@ def outcomes(stream: Stream, kind: Kind, of: str, made: Made, places: Sequence[P
     if named is None or unnamed or dropped not in (0, len(without)):
         return found | dict.fromkeys(without, "redriven")
     return found | dict.fromkeys(without, "dropped" if dropped else "no row")
+
+
+def slice_outcomes(stream: Stream, made: Made, places: Sequence[Place]) -> dict[Place, Outcome]:
+    """What became of each record whose slices are rebuilt; those that the error policy drops are dead in `made`."""
+    found: dict[Place, Outcome] = dict.fromkeys(places, "rebuilt")
+    if stream.dead_letters in made.tables:
+        for letter in made.tables[stream.dead_letters].to_pylist():
+            place = letter["topic"], letter["partition"], letter["offset"]
+            if place in found:
+                action = stream.errors.function if letter["reason"] == REASON else stream.errors.decode
+                found[place] = "dropped" if action == "drop" else "dead again"
+    return found

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.entry import Txn
-from streaming_jobs.platform.table_rows import dataset
+from streaming_jobs.platform.table_rows import dataset, plain_text
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import PLACE, Kind, Place
+from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import dead_letters, open_table, quarantines
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.durations import parse_duration
@@ -171,22 +173,69 @@ def _rows(settings: Settings, name: str, table: Any) -> Iterator[dict[str, Any]]
         yield from batch.to_pylist()
 
 
-def by_reason(rows: Sequence[SetAside]) -> list[dict[str, Any]]:
-    """Numbers of what is set aside by reason and topic, the most first, with the times of the oldest and the newest."""
-    groups: dict[tuple[str, str], list[SetAside]] = {}
-    for row in rows:
-        groups.setdefault((row.reason, row.place[0] if row.place else ""), []).append(row)
-    found = []
-    for (reason, topic), each in sorted(groups.items(), key=lambda group: -len(group[1])):
-        times = [row.at for row in each if row.at is not None]
-        found.append(
-            {
-                "reason": reason,
-                "topic": topic,
-                "number": len(each),
-                "oldest": datetime.fromtimestamp(min(times), UTC).isoformat(" ", "seconds") if times else "",
-                "newest": datetime.fromtimestamp(max(times), UTC).isoformat(" ", "seconds") if times else "",
-                "example": each[0].detail,
-            }
+@dataclass
+class _Group:
+    number: int = 0
+    example: str = ""
+    times: list[float] = field(default_factory=list)
+    """The oldest and the newest so far, in seconds since 1970."""
+
+    def add(self, number: int, example: str | None, times: Iterable[float | None]) -> None:
+        self.number += number
+        self.example = min(filter(None, (self.example, example)), default="")
+        known = [*self.times, *(at for at in times if at is not None)]
+        self.times = [min(known), max(known)] if known else []
+
+
+def by_reason(settings: Settings, stream: Stream, kind: Kind, *, table: str | None = None) -> list[dict[str, Any]]:
+    """Numbers of what is set aside by reason and topic, the most first, with the times of the oldest and the newest.
+
+    Memory has one batch of rows at a time. The example is one of the details. `table`: of the quarantine of which.
+    """
+    groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
+    if kind == "dead letters":
+        kept, names = (
+            open_table(settings, dead_letters(stream), stream.name),
+            ["reason", "topic", "detail", "timestamp"],
         )
-    return found
+        for row in () if kept is None else _counted(settings, kept, names, ["timestamp"]):
+            times = (None if at is None else at.timestamp() for at in (row["timestamp_min"], row["timestamp_max"]))
+            groups[row["reason"] or "", row["topic"] or ""].add(row["count_all"], row["detail_min"], times)
+    else:
+        kept = open_table(settings, quarantines(stream)[quarantined_table(stream, table)], stream.name)
+        batches, names = _times(settings, stream), ["_rules", "_topic", "_reason", "_generation", "_batch"]
+        for row in () if kept is None else _counted(settings, kept, names, []):
+            at = batches.get(Txn(row["_generation"], row["_batch"]))
+            groups[row["_rules"] or "", row["_topic"] or ""].add(row["count_all"], row["_reason_min"], [at])
+
+    def instant(times: list[float], which: int) -> str:
+        return datetime.fromtimestamp(times[which], UTC).isoformat(" ", "seconds") if times else ""
+
+    return [
+        {
+            "reason": reason,
+            "topic": topic,
+            "number": group.number,
+            "oldest": instant(group.times, 0),
+            "newest": instant(group.times, -1),
+            "example": group.example,
+        }
+        for (reason, topic), group in sorted(groups.items(), key=lambda each: (-each[1].number, each[0]))
+    ]
+
+
+def _counted(
+    settings: Settings, kept: StoredTable, names: list[str], ranges: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields groups of a batch's rows: the third column's least value, of `ranges` the least and the greatest one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    figures = [([], "count_all"), (names[2], "min"), *((name, of) for name in ranges for of in ("min", "max"))]
+    keys = [name for name in names if name != names[2] and name not in ranges]
+    for batch in dataset(kept.readable(), settings.tables / kept.name).to_batches(columns=names):
+        columns = [
+            pc.binary_join(column, ", ") if pa.types.is_list(column.type) else column.cast(plain_text(column.type))
+            for column in batch.columns
+        ]
+        yield from pa.table(columns, names).group_by(keys).aggregate(figures).to_pylist()

@@ -11,7 +11,7 @@ rebuilt once more, and where nothing differs nothing is committed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
@@ -19,9 +19,10 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reprocessing.slices.rebuild import OffsetsSkipped, SliceReport, Tools, note_lost, passed_watermark, rebuild
+from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, passed_watermark
+from reprocessing.slices.spans import MOST_DAYS, Lost, Span, rebuild_spans
 from streaming_jobs.declare.slices import SliceRange, slice_range
-from streaming_jobs.errors import OffsetsLost, UsageError
+from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
@@ -32,10 +33,7 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import instead
 
-MOST_DAYS = 31
-"""Days that one run rebuilds at most, unless it is told otherwise."""
-
-
+_DAY = timedelta(days=1)
 State = Literal["to rebuild", "open", "lost"]
 
 
@@ -70,9 +68,12 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
     kept = open_table(settings, late_tables(made.stream)[made.table.name], made.stream.name)
     if record is None or kept is None:
         return []
-    columns = ["partition", "offset", "event_time", "days"]
-    rows = dataset(kept.readable(), settings.tables / kept.name).to_table(columns=columns)
     read, lost = _read_by_day(settings, made, record)
+    columns, source = (
+        ["partition", "offset", "event_time", "days"],
+        dataset(kept.readable(), settings.tables / kept.name),
+    )
+    rows = source.to_table(columns=columns, filter=unanswered(made, read))
     lacking = _without_slice(_by_day(rows), read)
     watermark, reach = passed_watermark(settings, record), made.slices.distance
     figures = lacking.group_by("day").aggregate([("offset", "count"), ("event_time", "min"), ("event_time", "max")])
@@ -84,6 +85,28 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
         if _slice(made, day).end + reach > watermark:
             state = "open"
         found.append(LateDay(day, row["offset_count"], first, last, state, lost.get(day, "")))
+    return found
+
+
+def unanswered(made: Sliceable, read: Mapping[date, Mapping[int, int]]) -> pc.Expression:
+    """False for records that no day lacks, as far as event time, partition and offset say: their files are not read.
+
+    The days of a record are within `reach` of its event time. So if slices of days in a row have read a partition to
+    the same offset, these days have each record before it, unless it is within `reach` of their first or last border.
+    """
+    found, reach = pc.scalar(True), made.slices.distance
+    first: date | None = None
+    for day in sorted(read):
+        first = first or day
+        if read.get(day + _DAY) == read[day]:
+            continue
+        begin, end = _slice(made, first).begin + reach, _slice(made, day).end - reach
+        later, of = pc.scalar(True), pc.field("partition")
+        for partition, offset in read[day].items():  # Arrow compares files' statistics by neither `!=` nor a negation
+            later = later & ((of < partition) | (of > partition) | (pc.field("offset") >= offset))
+        if begin < end:
+            found = found & ((pc.field("event_time") < begin) | (pc.field("event_time") >= end) | later)
+        first = None
     return found
 
 
@@ -119,7 +142,7 @@ def _whole_days(made: Sliceable, request: SliceCommitRequest) -> Iterator[date]:
     while (chosen := _slice(made, day)).end <= end:
         if chosen.begin >= begin:
             yield day
-        day += timedelta(days=1)
+        day += _DAY
 
 
 def _without_slice(rows: pa.Table, read: dict[date, dict[int, int]]) -> pa.Table:
@@ -138,17 +161,6 @@ def _slice(made: Sliceable, day: date) -> SliceRange:
     return slice_range(made.slices, "timestamp", day.isoformat(), None)
 
 
-def ranges(days: Sequence[LateDay], most: int = MOST_DAYS) -> list[tuple[date, date]]:
-    """The first of the days to rebuild, as ranges of consecutive days: first and last day."""
-    found: list[tuple[date, date]] = []
-    for day in [each.day for each in days if each.state == "to rebuild"][:most]:
-        if found and day - found[-1][1] == timedelta(days=1):
-            found[-1] = found[-1][0], day
-        else:
-            found.append((day, day))
-    return found
-
-
 @dataclass(frozen=True)
 class LateReport:
     """What a run has rebuilt of one table, and the days that still lack late records."""
@@ -163,24 +175,17 @@ class LateReport:
 
 
 def rebuild_late(tools: Tools, made: Sliceable, *, most: int = MOST_DAYS) -> LateReport:
-    """Rebuild the closed days that lack late records, at most so many.
+    """Rebuild the first of the closed days that lack late records, at most so many; days in a row are one slice.
 
     A day whose records are gone is noted as lost, and the other ones are rebuilt; any other error is raised.
     """
-    found = ranges(late_days(tools.settings, made), most)
-    reports = tuple(report for first, last in found for report in _rebuilt(tools, made, first, last))
-    return LateReport(made.table.name, reports, tuple(late_days(tools.settings, made)))
-
-
-def _rebuilt(tools: Tools, made: Sliceable, first: date, last: date) -> Iterator[SliceReport]:
-    """Yields the rebuild of a range of days; if records are gone, of those of its days that can be rebuilt."""
-    try:
-        yield rebuild(tools, made, first.isoformat(), (last + timedelta(days=1)).isoformat())
-    except (OffsetsLost, OffsetsSkipped) as error:  # refused before Spark starts
-        if first == last:
-            tools.tell(f"{first} of table {made.table.name} cannot be rebuilt: {error.found}")
-            note_lost(tools.settings, made, first.isoformat(), error.found)
-            return
-        middle = first + (last - first) // 2
-        yield from _rebuilt(tools, made, middle + timedelta(days=1), last)
-        yield from _rebuilt(tools, made, first, middle)
+    reports = []
+    due = [Span.of(_slice(made, each.day)) for each in late_days(tools.settings, made) if each.state == "to rebuild"]
+    for spans, outcome in rebuild_spans(tools, made, due, most=most):
+        if isinstance(outcome, Lost):
+            day = spans[0].begin.astimezone(made.slices.calendar).date().isoformat()
+            tools.tell(f"{day} of table {made.table.name} cannot be rebuilt: {outcome.why}")
+            note_lost(tools.settings, made, day, outcome.why)
+        else:
+            reports.append(outcome)
+    return LateReport(made.table.name, tuple(reports), tuple(late_days(tools.settings, made)))

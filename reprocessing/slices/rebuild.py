@@ -15,7 +15,7 @@ A kill at any moment leaves the table with the old slice or with the new one; th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.sliced import Rebuilt, StagedSlice, sliced
 from streaming_jobs.sinks.stored import StoredTable, newest
 from streaming_jobs.sinks.tables import existing_table, open_tables
-from streaming_jobs.sources.base import TopicReader
+from streaming_jobs.sources.base import Aside, TopicReader
 from streaming_jobs.sources.connection import client_file, remove_client_file
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
@@ -313,7 +313,7 @@ class Tools:
 class SliceReport:
     """The outcome of one rebuild. `version` is that of the commit; None without one: `outcome` says why.
 
-    `late` are the records, of all those that were read, that the stream had dropped behind its watermark.
+    `late` are the records, of all those that were read (`offsets`), that the stream had dropped behind its watermark.
     """
 
     id: str
@@ -330,6 +330,7 @@ class SliceReport:
     tries: int
     seconds: float
     difference: Difference
+    offsets: OffsetRange
 
     @property
     def text(self) -> str:
@@ -347,7 +348,34 @@ class SliceReport:
         }
 
 
-def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_run: bool = False) -> SliceReport:
+@dataclass(frozen=True)
+class Judged:
+    """Dead letters of the slice's topic, by partition and offset, that the code of today was run on already.
+
+    A slice is made without the records on which the function raised, by their dead letters. Those in `good` are read
+    all the same, those in `bad` are left out too.
+    """
+
+    good: Set[tuple[int, int]] = frozenset()
+    bad: Set[tuple[int, int]] = frozenset()
+
+    def aside(self, letters: Aside) -> Aside:
+        """What a slice is made without."""
+        return {place: None for place in (*letters, *self.bad) if place not in self.good}
+
+
+NONE_JUDGED = Judged()
+
+
+def rebuild(
+    tools: Tools,
+    made: Sliceable,
+    begin: str,
+    end: str | None,
+    *,
+    dry_run: bool = False,
+    judged: Judged = NONE_JUDGED,
+) -> SliceReport:
     """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt."""
     kind = column_kind(tools.settings, made)
     chosen = slice_range(made.slices, kind, begin, end)
@@ -362,7 +390,8 @@ def rebuild(tools: Tools, made: Sliceable, begin: str, end: str | None, *, dry_r
             table.remove_staged({request.id for request in requests.waiting()})
             staged = table.stage(name)
             try:
-                done = _attempt(_Attempt(tools, made, chosen, base, name, requests, began, attempt), staged, dry_run)
+                started = _Attempt(tools, made, chosen, base, name, requests, began, attempt, judged)
+                done = _attempt(started, staged, dry_run)
             finally:
                 if requests.outcome(name) is not None or name not in {each.id for each in requests.waiting()}:
                     staged.remove()
@@ -389,6 +418,7 @@ class _Attempt:
     requests: SliceRequests
     began: float
     number: int
+    judged: Judged
 
     def report(self, outcome: str, version: int | None, rebuilt: Rebuilt, difference: Difference) -> SliceReport:
         return SliceReport(
@@ -406,6 +436,7 @@ class _Attempt:
             tries=self.number,
             seconds=round(time.monotonic() - self.began, 2),
             difference=difference,
+            offsets=self.base.offsets,
         )
 
 
@@ -482,7 +513,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         readable = Archives(at.tools.settings)
         archive = readable.of(stream, offsets.topic, offsets.topic_id)
         void = readable.void_of(stream, offsets.topic, offsets.topic_id)
-        aside = of_letters(at.tools.settings.tables / stream.dead_letters, offsets.topic)
+        aside = at.judged.aside(of_letters(at.tools.settings.tables / stream.dead_letters, offsets.topic))
         source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive, void, aside=aside)
         frame = source.batch(spark, offsets.start, offsets.end)
         if made.required:

@@ -35,6 +35,7 @@ SLICE_POINTS = (
 """The points of the rebuild of a slice; the batch is 0."""
 
 REDRIVE_POINTS = (
+    "redrive_rebuilt",  # the slices of a windowed stream are rebuilt, the records are still set aside
     "redrive_staged",  # the rows are computed and kept, nothing waits for the driver
     "redrive_asked",  # the redrive is left for whoever may commit it
     "redrive_next",  # before the first table takes it, and between two tables

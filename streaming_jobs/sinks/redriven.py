@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
 Kind = Literal["dead letters", "quarantine"]
-Outcome = Literal["row", "no row", "redriven", "dropped", "quarantined", "dead again"]
-"""What became of a record that was set aside. `redriven`: its rows do not name it, so that they are only counted."""
+Outcome = Literal["row", "no row", "redriven", "rebuilt", "dropped", "quarantined", "dead again"]
+"""What became of a record that was set aside.
+
+`redriven`: its rows do not name it, so that they are only counted. `rebuilt`: the windows that it belongs to were
+rebuilt from their records, with this one among them.
+"""
 PLACE: Mapping[Kind, tuple[str, str, str]] = {
     "dead letters": ("topic", "partition", "offset"),
     "quarantine": ("_topic", "_partition", "_offset"),

@@ -7,17 +7,25 @@ import random
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
+import pandas as pd
 import pytest
 from confluent_kafka import Producer
 
 from reprocessing.slices.late import late_days, rebuild_late
 from reprocessing.slices.rebuild import Tools, Waits
+from streaming_jobs.examples.flights import dataset
+from streaming_jobs.examples.flights.streams import airport_hours
+from streaming_jobs.examples.flights.truth import KEYS, as_frame, differences, truth
+from streaming_jobs.platform import table_rows
 from streaming_jobs.runtime.sliceable import sliceable
+from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, command, driver, finished, rows, variables
+from tests.support.driver import Bench, command, driver, finished, produce, rows, variables
 from tests.support.late_flows import summed
 
 FLOWS = "tests.support.late_flows"
@@ -127,3 +135,73 @@ def amount_of(events: Sequence[Event], last: Sequence[Event], place: tuple[int, 
     """The amount of the record at a partition and an offset: records alternate between partitions by their amount."""
     partition, offset = place
     return [amount for _, _, amount in (*events, *last) if amount % 2 == partition][offset]
+
+
+def rebuilt_wholly(made: Bench, stream: Stream, runs: int = 40) -> int:
+    """Run the schedule's job until no closed day lacks records; the number of slices. At most so many runs."""
+    slices = 0
+    for _ in range(runs):
+        report = rebuild_late(tools(made), sliceable(stream))
+        slices += len(report.slices)
+        if not report.days("to rebuild"):
+            assert not report.left
+            return slices
+    raise AssertionError(f"days lack records after {runs} runs")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_recovery_and_its_undo_lose_no_late_record(bench: BenchFactory, topic: str) -> None:
+    made, stream, days = bench(), summed(topic), 30
+    made.topics.create(topic, 2)
+    events = shuffled(600, days, seed=7)
+    last = closing(events, days)
+    send(made, topic, events[:300])
+    made.run(stream)
+    send(made, topic, [*events[300:], *last])
+    made.run(stream)
+    whole = sums(events, last[0][0])
+    assert rebuilt_wholly(made, stream) and sums_in(made) == whole
+    env = environment(made, topic)
+    planned = command(ROOT, env, "recover", "plan", "hours", "--to-batch", "0", "--max-changed", "100%", "-o", "json")
+    assert planned.returncode == 0, planned.stderr[-3000:]
+    plan = json.loads(planned.stdout)["id"]
+    for step in ("apply", "undo"):
+        done = command(ROOT, env, "recover", step, plan, "--yes")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert late_days(made.settings, sliceable(stream)), f"after {step}, slices from before it do not count"
+        rebuilt_wholly(made, stream)
+        assert sums_in(made) == whole, step
+        assert verified(made, topic)["hours_late"] == "ok"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_all_flights_shuffled_by_thirty_days_with_a_lateness_of_a_minute_equal_the_batch(
+    bench: BenchFactory, topic: str
+) -> None:
+    flown = replace(
+        airport_hours,
+        sources={p: replace(source, name=topic, lateness="1 minute") for p, source in airport_hours.sources.items()},
+        sinks={name: replace(sink, late_rows="keep") for name, sink in airport_hours.sinks.items()},
+    )
+    made, order = bench({"stream.max_offsets_per_trigger": 20_000}), np.random.default_rng(29)
+    made.topics.create(topic, 4)
+    flights = dataset.departures()
+    comes = flights["sched_dep"] + pd.to_timedelta(order.random(len(flights)) * 30, unit="D")
+    sent = dataset.records_of(flights.iloc[np.argsort(comes.to_numpy(), kind="stable")])
+    closes = {**json.loads(sent.values[-1]), "sched_dep": "2014-03-01T00:00:00Z"}
+    records = [*zip(sent.keys, sent.values, strict=True), (b"last", json.dumps(closes).encode())]
+    produce(made.bootstrap, topic, records)
+    assert made.run(flown).status.error is None
+    late = rows(made.settings, "airport_hours_late")
+    assert len({(row["partition"], row["offset"]) for row in late}) == len(late) > 100_000
+    expected = truth("airport_hours")
+
+    def differing() -> list[str]:
+        actual = as_frame(table_rows.rows(made.settings.tables / "airport_hours"))
+        return differences(expected, actual[list(expected.columns)], KEYS["airport_hours"])
+
+    assert differing(), "the stream alone has dropped them"
+    assert rebuilt_wholly(made, flown) >= 365 // 31
+    assert len(expected) > 15_000 and not differing()

@@ -6,16 +6,21 @@ import json
 import random
 import signal
 import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from reprocessing.redrive.redrive import RedriveReport, redrive
+from reprocessing.redrive.selection import choice
+from reprocessing.slices.rebuild import Tools, Waits
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_slices import running
 from tests.support import ROOT
 from tests.support.driver import Bench, command, driver, finished, rows, until, variables
-from tests.support.redrive_flows import priced
+from tests.support.redrive_flows import hourly, priced
 
 FLOWS = "tests.support.redrive_flows"
 PRICES = [b"1", b"0.5", b"70", b"2.5", b"99.5", b"3", b"80", b"{"]
@@ -141,3 +146,139 @@ def test_a_recovery_over_redriven_records_doubles_none_and_its_undo_brings_them_
     undone = recourse(made, topic, "recover", "undo", plan, "--yes")
     assert undone.returncode == 0, undone.stderr[-3000:]
     check(made, topic, 40)
+
+
+# Windows: the slices of the records are rebuilt.
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+AMOUNTS = ["1", "0.5", "3", "2.5", "70", "4", "{", "5", "1.5", "2", "6"]
+"""Of each 11 records the wrong code refuses 3 with a fraction, it raises on 1 above 50, and no code takes 1."""
+COUNT = 22
+LAST = START + timedelta(days=40)
+NEVER = [number for number in range(COUNT) if number % 11 == 6]
+DEAD = [number for number in range(COUNT) if number % 11 in (1, 3, 4, 6, 8)] + [COUNT + 1]
+"""The events that the wrong code does not take; the last one is in a window that is open."""
+
+
+def event(number: int) -> tuple[datetime, str]:
+    """Three records an hour, on two days that are not in a row."""
+    hour = number // 3
+    return START + timedelta(days=hour // 4 * 3, hours=hour % 4 * 5, minutes=number % 3 * 20), AMOUNTS[number % 11]
+
+
+def send_events(bench: Bench, topic: str, events: Sequence[tuple[datetime, str]], first: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "enable.idempotence": True})
+    for number, (at, amount) in enumerate(events, first):
+        value = amount if amount == "{" else f'{{"at": "{at:%Y-%m-%dT%H:%M:%SZ}", "amount": {amount}}}'
+        producer.produce(topic, value=value.encode(), partition=number % 2)
+    assert producer.flush(30) == 0
+
+
+def windowed(bench: BenchFactory, topic: str) -> Bench:
+    """A home whose stream has read the events with the wrong code."""
+    made = bench()
+    made.topics.create(topic, 2)
+    send_events(made, topic, [*map(event, range(COUNT)), (LAST, "1"), (LAST, "70")])
+    made.run(hourly(topic, "wrong"))
+    assert len(rows(made.settings, "hourly_dead_letters")) == len(DEAD)
+    return made
+
+
+def check_windows(bench: Bench, left: Sequence[int], *, last: float | None = None) -> None:
+    """The sums of a run in which the right code ran from the start; dead letters are those of `left`."""
+    wanted: dict[datetime, float] = {}
+    for number in (n for n in range(COUNT) if n not in NEVER):
+        at, amount = event(number)
+        wanted[at.replace(minute=0)] = wanted.get(at.replace(minute=0), 0.0) + float(amount)
+    if last is not None:
+        wanted[LAST] = last
+    there = rows(bench.settings, "hourly")
+    assert {row["begin"]: row["total"] for row in there} == wanted and len(there) == len(wanted)
+    letters = [(each["partition"], each["offset"]) for each in rows(bench.settings, "hourly_dead_letters")]
+    assert sorted(letters) == sorted((number % 2, number // 2) for number in left)
+
+
+class Killed(BaseException):
+    """Ends a redrive at a crash point."""
+
+
+@pytest.mark.timeout(300)
+def test_a_redrive_that_was_killed_before_its_mark_has_each_record_of_a_window_once(
+    bench: BenchFactory, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, right = windowed(bench, topic), hourly(topic, "right")
+    tools = Tools(made.settings, made.topics, made.bootstrap, lambda: made.spark, waits=Waits(commit=60.0))
+
+    def redriven(*offsets: str) -> RedriveReport:
+        return redrive(tools, right, "dead letters", choice(None, None, None, None, None, offsets))
+
+    def killed(name: str, *_: object) -> None:
+        if name == "redrive_rebuilt":
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("reprocessing.redrive.redrive.crash_point", killed)
+        redriven(f"{topic}/1")
+    assert len(rows(made.settings, "hourly_dead_letters")) == len(DEAD), "no letter is marked before its slice is there"
+    report = redriven()
+    assert report.outcome == "committed" and set(report.counts) == {"rebuilt", "dead again"}
+    ((still_open, why),) = report.left
+    assert still_open.place == (topic, 1, 11) and "windows are open" in why and "recover plan hourly" in why
+    check_windows(made, [*NEVER, COUNT + 1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "point",
+    [
+        "slice_staged:0",
+        "slice_asked:0",
+        "slice_linked:0",
+        "slice_committed:0",
+        "slice_ended:0",
+        "redrive_rebuilt:0",
+        "redrive_staged:0",
+        "redrive_asked:0",
+        "redrive_next:0",
+        "redrive_ended:0",
+    ],
+)
+def test_a_redrive_of_windows_that_is_killed_is_simply_run_again(bench: BenchFactory, topic: str, point: str) -> None:
+    made = windowed(bench, topic)
+    killed = recourse(made, topic, "deadletters", "replay", "hourly", RECOURSE_CRASH=f"hourly:{point}")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    report = done(made, topic, "deadletters", "replay", "hourly")
+    assert [each["because"].split(" until")[0] for each in report["left"]] == ["its windows are open"]
+    check_windows(made, [*NEVER, COUNT + 1])
+    verified = recourse(made, topic, "verify", "hourly")
+    assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recovery(
+    bench: BenchFactory, topic: str
+) -> None:
+    made = windowed(bench, topic)
+    before = rows(made.settings, "hourly")
+    dry = done(made, topic, "deadletters", "replay", "hourly", "--dry-run")
+    assert (dry["outcome"], dry["outcomes"]["rebuilt"]) == ("dry run", 8) and rows(made.settings, "hourly") == before
+    with running(made, hourly(topic, "right")):
+        done(made, topic, "deadletters", "replay", "hourly")
+        check_windows(made, [*NEVER, COUNT + 1])
+        after = [(LAST + timedelta(hours=9), "5")] * 2  # closes the last window
+        send_events(made, topic, after, COUNT + 2)
+        until(lambda: any(row["begin"] == LAST for row in rows(made.settings, "hourly")), 60, "the window's row")
+        report = done(made, topic, "deadletters", "replay", "hourly")
+        assert (report["outcomes"], report["left"]) == ({"rebuilt": 1, "dead again": len(NEVER)}, [])
+        check_windows(made, NEVER, last=71.0)
+    verified = recourse(made, topic, "verify", "hourly")
+    assert verified.returncode == 0, verified.stdout
+    plan = done(made, topic, "recover", "plan", "hourly", "--to-batch", "-1", "--max-changed", "100%")["id"]
+    applied = recourse(made, topic, "recover", "apply", plan, "--yes")
+    assert applied.returncode == 0, applied.stderr[-3000:]
+    check_windows(made, NEVER, last=71.0)
+    undone = recourse(made, topic, "recover", "undo", plan, "--yes")
+    assert undone.returncode == 0, undone.stderr[-3000:]
+    check_windows(made, NEVER, last=71.0)

@@ -19,10 +19,12 @@ from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import PreflightRefused, RecourseError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.stream import DeltaTable, Stream
 
+READ = OffsetRange("flights", "t", {0: 0}, {0: 9})
 TABLE = airport_hours.primary
 assert isinstance(TABLE, DeltaTable)
 KEPT = replace(airport_hours, sinks={"airport_hours": replace(TABLE, late_rows="keep")})
@@ -41,7 +43,9 @@ class Rebuilds:
         if self.error is not None:
             raise self.error
         same = Difference("airport_hours", 53, 55, 3, 5, 0, {}, ())
-        rebuilt = SliceReport("a", stream.name, "airport_hours", "days", "committed", 4, 5, 9, 0, 0, 2, 1, 0.5, same)
+        rebuilt = SliceReport(
+            "a", stream.name, "airport_hours", "days", "committed", 4, 5, 9, 0, 0, 2, 1, 0.5, same, READ
+        )
         return [LateReport("airport_hours", (rebuilt,), (lacking(6, "open"), lacking(7, "lost")))]
 
 

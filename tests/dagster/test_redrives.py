@@ -13,12 +13,13 @@ import dagster as dg
 from orchestration.bundle.job import Bundle
 from orchestration.redrives.definitions import JOB, STEP, RedriveConfig, definitions, nightly
 from reprocessing.redrive.redrive import RedriveReport
-from streaming_jobs import DeltaTable, Holds, Json, KafkaSink, KafkaTopic, Stream
+from streaming_jobs import DeltaTable, Holds, Json, KafkaSink, KafkaTopic, Slices, Stream
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import RecourseError, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import RedrivenRecord
 from streaming_jobs.state import stream_record
+from tests.support.days import declared
 
 
 def rows(orders: Any) -> Any:
@@ -30,8 +31,9 @@ RULES = {"orders": [Holds("id > 0", on_fail="quarantine")]}
 ORDERS = Stream("orders", rows, {"orders": TOPIC}, {"orders": DeltaTable("orders")}, rules=RULES)
 OUT = Stream("out", rows, {"orders": TOPIC}, {"out": KafkaSink(KafkaTopic("copied", value=Json({"id": "int"})))})
 SUMS = Stream("sums", rows, {"orders": TOPIC}, {"sums": DeltaTable("sums")})
+HOURS = declared(Slices("at", reach="1 hour"))
 NEW = Stream("new", rows, {"orders": TOPIC}, {"new": DeltaTable("new")})
-STREAMS = Topology({"orders": ORDERS, "out": OUT, "sums": SUMS, "new": NEW})
+STREAMS = Topology({"orders": ORDERS, "out": OUT, "sums": SUMS, "days": HOURS, "new": NEW})
 
 
 def run(tmp_path: Path, error: RecourseError | None, **config: Any) -> tuple[dg.ExecuteInProcessResult, list[Any]]:
@@ -69,15 +71,19 @@ def test_a_refusal_fails_the_run_with_its_words(tmp_path: Path) -> None:
 
 def test_the_schedule_is_off_and_names_what_can_be_redriven(tmp_path: Path) -> None:
     settings = Settings.load({"home": tmp_path})
-    for name, state in (("orders", {}), ("out", {}), ("sums", {"aggregate": "sum"})):
+    for name, state in (("orders", {}), ("out", {}), ("sums", {"aggregate": "sum"}), ("days", {"aggregate": "sum"})):
         stream_record.save(settings, replace(stream_record.first(name), state_fingerprint=state))
     defs = definitions(settings, STREAMS, Bundle("shop", "default", (), tmp_path), dg.in_process_executor)
     schedule = defs.resolve_schedule_def(JOB)
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    wanted = [{"stream": "orders"}, {"stream": "orders", "quarantine": True, "table": "orders"}]
+    wanted = [{"stream": "orders"}, {"stream": "orders", "quarantine": True, "table": "orders"}, {"stream": "days"}]
     assert list(nightly(settings, STREAMS)) == wanted
     with dg.DagsterInstance.ephemeral() as instance:
         now = datetime(2026, 11, 26, 3, 30, tzinfo=UTC)
         context = dg.build_schedule_context(instance, scheduled_execution_time=now)
         requests = schedule.evaluate_tick(context).run_requests or []
-    assert [request.run_key for request in requests] == ["2026-11-26-orders-", "2026-11-26-orders-orders"]
+    assert [request.run_key for request in requests] == [
+        "2026-11-26-orders-",
+        "2026-11-26-orders-orders",
+        "2026-11-26-days-",
+    ]

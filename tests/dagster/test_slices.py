@@ -18,9 +18,11 @@ from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import OffsetsLost, RecourseError, TransientError
 from streaming_jobs.examples.flights.streams import airport_hours, flights_clean
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.settings import Settings
 
+READ = OffsetRange("flights", "t", {0: 0}, {0: 9})
 KEY = dg.AssetKey(["slices", "airport_hours"])
 
 
@@ -38,7 +40,9 @@ class Rebuilds:
         if self.error is not None:
             raise self.error
         same = Difference(made.table.name, 53, 55, 3, 5, 0, {}, ())
-        return SliceReport("a", made.stream.name, made.table.name, "days", "committed", 4, 5, 99, 0, 0, 2, 1, 0.5, same)
+        return SliceReport(
+            "a", made.stream.name, made.table.name, "days", "committed", 4, 5, 99, 0, 0, 2, 1, 0.5, same, READ
+        )
 
 
 def settings(tmp_path: Path) -> Settings:

@@ -1,12 +1,14 @@
-"""A stream whose format or rule is wrong until `REDRIVE_CODE` is `right`, for tests of redrives."""
+"""Streams whose format, rule or function is wrong until `REDRIVE_CODE` is `right`, for tests of redrives."""
 
 from __future__ import annotations
 
 import os
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DoubleType, IntegerType, StringType, StructField, StructType, TimestampType
 
-from streaming_jobs import DeltaTable, Holds, Json, KafkaTopic, Stream, stream
+from streaming_jobs import DeltaTable, ErrorPolicy, Holds, Json, KafkaTopic, Slices, Stream, stream
 
 
 def priced(topic: str, code: str) -> Stream:
@@ -27,5 +29,28 @@ def priced(topic: str, code: str) -> Stream:
     return rows
 
 
+def hourly(topic: str, code: str) -> Stream:
+    """Sums of the amounts by hour. The code `wrong` refuses amounts with a fraction, and raises on those above 50."""
+    amount: DataType = IntegerType() if code == "wrong" else DoubleType()
+    record = StructType(
+        [
+            StructField("at", TimestampType(), nullable=False),
+            StructField("amount", amount, nullable=False),
+            StructField("note", StringType()),
+        ]
+    )
+    source = KafkaTopic(topic, value=Json(record), event_time="at", lateness="1 minute")
+    sink = DeltaTable("hourly", slices=Slices("begin", reach="1 hour"), late_rows="keep")
+
+    @stream(name="hourly", source=source, sink=sink, errors=ErrorPolicy(function="dead_letter", budget="1000 per hour"))
+    def sums(events: DataFrame) -> DataFrame:
+        checked = "amount" if code == "right" else "CAST(IF(amount > 50, 'x', amount) AS DOUBLE)"
+        by_hour = events.groupBy(F.window("at", "1 hour")).agg(F.sum(F.expr(checked)).cast("double").alias("total"))
+        return by_hour.select(F.col("window.start").alias("begin"), "total")
+
+    return sums
+
+
 if "REDRIVE_TOPIC" in os.environ:
     flow = priced(os.environ["REDRIVE_TOPIC"], os.environ.get("REDRIVE_CODE", "right"))
+    windowed = hourly(os.environ["REDRIVE_TOPIC"], os.environ.get("REDRIVE_CODE", "right"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -25,16 +26,16 @@ def requests_of(life: Days) -> RedriveRequests:
     return RedriveRequests.of(life.settings, "days")
 
 
-def with_letters(life: Days, *offsets: int) -> Days:
+def with_letters(life: Days, *offsets: int, reason: str = REASON, at: datetime = BEGIN) -> Days:
     """The stream with dead letters at these offsets; the commit has an entry that moves no position."""
     count = len(offsets)
     columns = {
         "topic": pa.array(["days"] * count),
         "partition": pa.array([0] * count, pa.int32()),
         "offset": pa.array(offsets, pa.int64()),
-        "timestamp": pa.array([BEGIN] * count, pa.timestamp("us", "UTC")),
+        "timestamp": pa.array([at] * count, pa.timestamp("us", "UTC")),
         "value": pa.array([b"{"] * count),
-        "reason": pa.array([REASON] * count),
+        "reason": pa.array([reason] * count),
         "detail": pa.array(["x"] * count),
     }
     entry = LedgerEntry("upkeep", "days", LETTERS, 1, -1, note="letters of the test")

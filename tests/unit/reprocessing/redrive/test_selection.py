@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +21,11 @@ from reprocessing.redrive.selection import OffsetChoice, SetAside, by_reason, ch
 from streaming_jobs import DeltaTable, Holds, Json, KafkaSink, KafkaTopic, Stream, Unique
 from streaming_jobs.declare.postgres_table import PUT_RIGHT, PostgresTable
 from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.sinks.delta.log import noted
 from streaming_jobs.sinks.redriven import Place
+from tests.support.days import BEGIN, Days, declared
+from tests.support.redrives import REASON, with_letters
 
 TOPIC = KafkaTopic("orders", value=Json({"id": "int"}))
 NOW = datetime(2026, 11, 26, tzinfo=UTC).timestamp()
@@ -79,11 +87,52 @@ def test_ranges_have_every_place_once_and_no_long_gap(places: set[tuple[int, int
         assert all(after - before <= 501 for before, after in pairwise(offsets))
 
 
-def test_reasons_are_counted_the_most_first() -> None:
-    rows = [aside(), aside(("orders", 0, 6), "null_key"), aside(("orders", 0, 7), "null_key", at=NOW)]
-    counted = by_reason(rows)
-    assert [(each["reason"], each["number"]) for each in counted] == [("null_key", 2), ("malformed_json", 1)]
-    assert (counted[0]["oldest"], counted[0]["newest"]) == ("2026-11-25 23:00:00+00:00", "2026-11-26 00:00:00+00:00")
+def test_letters_are_counted_by_reason_and_topic_the_most_first(tmp_path: Path) -> None:
+    life = Days.of(tmp_path, 1)
+    assert by_reason(life.settings, life.stream, "dead letters") == []
+    for offsets, reason, number in (((100, 101), REASON, 0), ((102,), "null_key", 1), ((103, 104), "null_key", 2)):
+        with_letters(life, *offsets, reason=reason, at=BEGIN + timedelta(hours=number))  # a file each
+    assert by_reason(life.settings, life.stream, "dead letters") == [
+        {
+            "reason": "null_key",
+            "topic": "days",
+            "number": 3,
+            "oldest": "2013-03-01 01:00:00+00:00",
+            "newest": "2013-03-01 02:00:00+00:00",
+            "example": "x",
+        },
+        {
+            "reason": REASON,
+            "topic": "days",
+            "number": 2,
+            "oldest": "2013-03-01 00:00:00+00:00",
+            "newest": "2013-03-01 00:00:00+00:00",
+            "example": "x",
+        },
+    ]
+
+
+def test_quarantined_rows_are_counted_by_their_rules_with_the_times_of_their_batches(tmp_path: Path) -> None:
+    stream = replace(declared(), rules={"days": [Holds("n >= 0", on_fail="quarantine")]})
+    life = Days.of(tmp_path, 2, stream)
+    columns = {
+        "n": [1, 2, 3, 4],
+        "_rules": pa.array([["a", "b"], ["a"], ["a"], ["a"]], pa.list_(pa.string())),
+        "_reason": ["x", None, "z", "y"],
+        "_topic": ["days", "days", None, "days"],
+        "_generation": [1, 1, 1, 9],
+        "_batch": pa.array([0, 0, 1, 1], pa.int64()),
+    }
+    entry = LedgerEntry("upkeep", "days", "days_quarantine", 1, -1, note="rows of the test")
+    table = life.settings.tables / "days_quarantine"
+    write_deltalake(str(table), pa.table(columns), mode="append", schema_mode="merge", commit_properties=noted(entry))
+    found = by_reason(life.settings, stream, "quarantine")
+    assert [(each["reason"], each["topic"], each["number"], each["example"]) for each in found] == [
+        ("a", "days", 2, "y"),
+        ("a", "", 1, "z"),
+        ("a, b", "days", 1, "x"),
+    ]
+    assert all(each["oldest"] and each["oldest"] == each["newest"] for each in found)
 
 
 def rows(orders: Any) -> Any:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from reprocessing.slices import late as late_module
-from reprocessing.slices.late import LateDay, kept_late, late_days, ranges, rebuild_late
-from reprocessing.slices.late import State as DayState
+from reprocessing.slices import spans as spans_module
+from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late, unanswered
 from reprocessing.slices.rebuild import OffsetsSkipped, Tools
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state.change_requests import State
@@ -110,6 +112,45 @@ def test_a_day_is_complete_once_a_slice_has_read_its_late_records(life: LateDays
     assert life.lacking == {2: 1}, "a record that came after the slice"
 
 
+def test_files_whose_records_are_all_answered_are_not_read(life: LateDays) -> None:
+    """One file has late records of days 1 and 2, offsets 80 and 81, the other one of days 2 and 4, to offset 110."""
+    made = sliceable(life.stream)
+    files = dataset(life.stored("days_late").readable(), life.settings.tables / "days_late")
+
+    def opened(read: dict[int, dict[int, int]]) -> list[int]:
+        """The offsets that are read."""
+        condition = unanswered(made, {day(number): ends for number, ends in read.items()})
+        found = files.to_table(columns=["offset"], filter=condition)["offset"].to_pylist()
+        assert len(list(files.get_fragments(filter=condition))) == len({offset // 100 for offset in found})
+        return sorted(found)
+
+    assert opened({}) == opened({3: {0: 111}}) == opened({1: {1: 111}}) == [80, 81, 100, 110]
+    assert opened({1: {0: 82}}) == [100, 110]
+    assert opened({1: {0: 81}, 2: {0: 111}}) == [81, 110]
+    assert opened({number: {0: 111} for number in range(1, 5)}) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 30), st.integers(-70, 70)), max_size=40),
+    st.dictionaries(st.integers(-1, 11), st.dictionaries(st.integers(0, 1), st.sampled_from([10, 20, 31])), max_size=9),
+)
+def test_no_record_that_a_day_lacks_is_left_out(
+    records: list[tuple[int, int, int, int]], read: dict[int, dict[int, int]]
+) -> None:
+    """Records near the border of a day belong to the day before, too, within the reach of an hour."""
+    made, reach = sliceable(declared(Slices("at", reach="1 hour"), late_rows="keep")), timedelta(hours=1)
+    values = []
+    for number, partition, offset, minutes in records:
+        at = BEGIN + timedelta(days=number, minutes=minutes)
+        near = sorted({(each - BEGIN).days for each in (at - reach, at, at + reach - timedelta(microseconds=1))})
+        values.append({"partition": partition, "offset": offset, "event_time": at, "days": [day(n) for n in near]})
+    rows, by_day = pa.Table.from_pylist(values, ROWS), {day(number): ends for number, ends in read.items()}
+    left = rows.filter(unanswered(made, by_day)).to_pylist()
+    for value in values:
+        lacks = any(value["offset"] >= by_day.get(each, {}).get(value["partition"], 0) for each in value["days"])
+        assert value in left or not lacks
+
+
 @pytest.mark.parametrize("state", ["failed", "expired", "outdated"])
 def test_a_slice_that_was_not_committed_completes_no_day(life: LateDays, state: State) -> None:
     life.slice("a", 0, 9, end=111, state=state)
@@ -147,23 +188,13 @@ def test_a_stream_that_has_kept_none_lacks_none(tmp_path: Path) -> None:
     assert late_days(never.settings, sliceable(stream)) == []
 
 
-def test_a_run_takes_the_first_closed_days_as_ranges() -> None:
-    def known(number: int, state: DayState = "to rebuild") -> LateDay:
-        return LateDay(day(number), 1, datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), state)
-
-    days = [known(0, "lost"), known(1), known(2), known(4), known(5, "open"), known(6), known(7)]
-    assert ranges(days) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(7))]
-    assert ranges(days, 4) == [(day(1), day(2)), (day(4), day(4)), (day(6), day(6))]
-    assert ranges([known(5, "open")]) == ranges([]) == []
-
-
 class Rebuilds:
     """Rebuilds ranges of days that begin on a day or later; earlier ones are refused."""
 
     def __init__(self, life: LateDays, since: int, error: RecourseError) -> None:
         self.life, self.since, self.error, self.asked = life, day(since), error, list[tuple[str, str]]()
 
-    def __call__(self, _: Tools, __: object, begin: str, end: str) -> str:
+    def __call__(self, _: Tools, __: object, begin: str, end: str, **___: object) -> str:
         if date.fromisoformat(begin) < self.since:
             raise self.error
         self.asked.append((begin, end))
@@ -180,7 +211,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
     assert isinstance(life, LateDays)
     life.keep(11, *((200 + number, [number]) for number in range(9)))
     rebuilds, said = Rebuilds(life, 3, gone), list[str]()
-    monkeypatch.setattr(late_module, "rebuild", rebuilds)
+    monkeypatch.setattr(spans_module, "rebuild", rebuilds)
     tools = Tools(life.settings, None, "", None, said.append)  # type: ignore[arg-type]
     report = rebuild_late(tools, sliceable(life.stream))
     assert report.days("lost") == [day(0), day(1), day(2)] and len(report.left) == 3
@@ -197,7 +228,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
 
 
 def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
+    monkeypatch.setattr(spans_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
     with pytest.raises(LeaseBusy):
         rebuild_late(Tools(life.settings, None, "", None), sliceable(life.stream))  # type: ignore[arg-type]
     assert all(each.state == "to rebuild" for each in late_days(life.settings, sliceable(life.stream)))

@@ -1,0 +1,147 @@
+"""Which spans of a table the records of windows belong to, which of them are closed, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reprocessing.redrive import windows as module
+from reprocessing.redrive.redrive import checked
+from reprocessing.redrive.refusals import refused_rows
+from reprocessing.redrive.run import Made
+from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_windows, span_of
+from reprocessing.slices.rebuild import Judged, Tools
+from reprocessing.slices.spans import Lost, Span
+from streaming_jobs import DeltaTable, Holds, Stream
+from streaming_jobs.declare.slices import Slices
+from streaming_jobs.errors import UsageError
+from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.sliceable import Sliceable, sliceable
+from streaming_jobs.sinks.redriven import Place
+from tests.support.days import BEGIN, TOPIC_ID, Days, declared
+from tests.unit.reprocessing.redrive.test_selection import aside
+
+HOURLY = Slices("at", reach="1 hour", zone="America/New_York")
+
+
+def at(hours: float) -> datetime:
+    return BEGIN + timedelta(hours=hours)
+
+
+def made(slices: Slices = HOURLY) -> Sliceable:
+    return sliceable(declared(slices))
+
+
+def place(offset: int) -> Place:
+    return "days", 0, offset
+
+
+def test_a_record_belongs_to_the_span_that_its_rows_may_have() -> None:
+    assert span_of(made(), "timestamp", at(10.5)) == Span(at(9.5), at(11.5) + timedelta(minutes=1))
+    assert span_of(made(Slices("at")), "timestamp", at(10.5)) == Span(at(10.5), at(10.5) + timedelta(minutes=1))
+    midnight = datetime(2013, 3, 2, 5, tzinfo=UTC)
+    of_day = Span(midnight - DAY, midnight)
+    assert span_of(made(), "date", midnight - timedelta(hours=2)) == of_day
+    assert span_of(made(), "date", midnight - timedelta(hours=1)) == Span(of_day.begin, midnight + DAY)
+    assert span_of(made(), "date", midnight + timedelta(minutes=59)) == Span(of_day.begin, midnight + DAY)
+
+
+def test_a_record_waits_until_the_watermark_has_passed_its_windows() -> None:
+    times = {place(1): at(10), place(2): at(10.5), place(3): None}
+    closes = at(12) + timedelta(minutes=1)
+    found = Windows()
+    assert set(closed(made(), "timestamp", times, closes, found)) == {place(1)}
+    assert found.open == {place(2)} and set(found.left) == {place(2), place(3)}
+    assert "open until the watermark, now 2013-03-01 12:01:00Z" in found.left[place(2)]
+    assert "2013-03-01 12:31:00Z" in found.left[place(2)] and "null" in found.left[place(3)]
+    assert not closed(made(), "timestamp", times, closes - timedelta(seconds=1), Windows())
+
+
+@given(st.sets(st.integers(0, 20_000), max_size=60), st.sampled_from([("timestamp", "1 hour"), ("date", "3 hours")]))
+def test_each_span_is_within_the_piece_that_begins_last_before_it(minutes: set[int], of: tuple[str, str]) -> None:
+    spans = [span_of(made(Slices("at", reach=of[1])), of[0], BEGIN + timedelta(minutes=each)) for each in minutes]
+    parts = pieces(spans)
+    assert parts == sorted(parts) and len(parts) <= len(set(spans))
+    for span in spans:
+        assert [part for part in parts if part.begin <= span.begin][-1].has(span)
+    assert all(part.end - part.begin <= DAY or part in spans for part in parts)
+
+
+def rebuilt_by(
+    monkeypatch: pytest.MonkeyPatch,
+    life: Days,
+    times: dict[int, datetime],
+    outcomes: Any,
+    dead: set[int] = frozenset(),  # type: ignore[assignment]
+) -> tuple[Windows, list[Judged]]:
+    """The windows after a rebuild whose outcomes are given, on a stream whose watermark is at the end of time."""
+    judged: list[Judged] = []
+
+    def rebuild_spans(*_: Any, **options: Any) -> Any:
+        judged.append(options["judged"])
+        return outcomes(sorted(_[2]))
+
+    monkeypatch.setattr(module, "rebuild_spans", rebuild_spans)
+    monkeypatch.setattr(module, "passed_watermark", lambda *_: at(10_000))
+    of_code = Made(times={"at": {place(offset): each for offset, each in times.items()}})
+    tools = Tools(life.settings, None, "", None)  # type: ignore[arg-type]
+    tables = [sliceable(life.stream)]
+    places, others = [place(each) for each in (*times, *dead, 50)], {place(each) for each in dead}
+    return rebuild_windows(tools, life.record, tables, of_code, places, others, dry_run=False), judged
+
+
+def report(first: int, end: int) -> Any:
+    return SimpleNamespace(offsets=OffsetRange("days", TOPIC_ID, {0: first}, {0: end}))
+
+
+def test_records_that_no_rebuild_has_read_are_left_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of three days: those of the first were read up to an offset, the second is lost, the third not tried."""
+    times = {1: at(1), 9: at(2), 10: at(3), 20: at(49), 30: at(97), 40: at(1)}
+
+    def outcomes(parts: list[Span]) -> Any:
+        assert len(parts) == 3, "the dead record names no span"
+        yield [parts[1]], Lost("offsets are gone")
+        yield [parts[0]], report(2, 10)
+
+    found, (judged,) = rebuilt_by(monkeypatch, Days.of(tmp_path, 3), times, outcomes, dead={40})
+    assert len(found.slices) == 1
+    assert set(found.left) == {place(1), place(10), place(20), place(30), place(50)}
+    assert "has not read it" in found.left[place(50)]
+    assert "has not read it" in found.left[place(1)] and "has not read it" in found.left[place(10)]
+    assert "offsets are gone" in found.left[place(20)] and "run it again" in found.left[place(30)]
+    assert judged == Judged({(0, n) for n in (1, 9, 10, 20, 30)}, {(0, 40)})
+
+
+def test_a_slice_reads_letters_that_are_good_now_and_leaves_out_those_that_raise_now() -> None:
+    letters = dict.fromkeys([(0, 1), (0, 2)])
+    assert set(Judged().aside(letters)) == {(0, 1), (0, 2)}
+    assert set(Judged({(0, 1)}, {(0, 3)}).aside(letters)) == {(0, 2), (0, 3)}
+
+
+def test_only_dead_letters_of_streams_whose_tables_all_have_slices_are_redriven(tmp_path: Path) -> None:
+    life = Days.of(tmp_path, 1)
+    life.save(replace(life.record, state_fingerprint={"aggregate": "sum"}))
+    assert checked(life.settings, life.stream, "dead letters").stream == "days"
+    with pytest.raises(UsageError, match="quarantined row of a window") as refused:
+        checked(life.settings, life.stream, "quarantine")
+    assert "recourse recover plan days" in refused.value.next_step
+    two = replace(life.stream, sinks={**life.stream.sinks, "other": DeltaTable("other")})
+    with pytest.raises(UsageError, match="keeps state.*table other declares no slices") as refused:
+        checked(life.settings, two, "dead letters")
+    assert "recourse recover plan days --to-batch" in refused.value.next_step
+
+
+def test_rows_of_windows_that_were_refused_are_left_with_the_command() -> None:
+    stream: Stream = replace(declared(HOURLY), rules={"days": [Holds("n > 0")]})
+    of_record, of_row = aside(("days", 0, 1)), aside(None, "partition_value")
+    ((row, why),) = refused_rows(stream, [of_record, of_row], of_windows=True)
+    assert row is of_row and "row of a window" in why and "recourse recover plan days" in why

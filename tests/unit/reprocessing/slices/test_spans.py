@@ -1,0 +1,98 @@
+"""Which spans one run rebuilds, as which slices, and what happens to spans whose records are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reprocessing.slices import spans as module
+from reprocessing.slices.rebuild import OffsetsSkipped
+from reprocessing.slices.spans import DAY, Lost, Span, grouped, rebuild_spans
+from streaming_jobs.declare.slices import Slices, slice_range
+from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError
+from streaming_jobs.runtime.sliceable import sliceable
+from tests.support.days import BEGIN, declared
+
+NONE = timedelta(0)
+
+
+def span(begin: float, end: float) -> Span:
+    """By days."""
+    return Span(BEGIN + timedelta(days=begin), BEGIN + timedelta(days=end))
+
+
+def days(*numbers: int) -> list[Span]:
+    return [span(number, number + 1) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("spans", "gap", "most", "expected"),
+    [
+        ([], NONE, 31, []),
+        (days(1, 2, 4, 6, 7), NONE, 31, [days(1, 2), days(4), days(6, 7)]),
+        (days(7, 1, 6, 4, 2, 1), NONE, 4, [days(1, 2), days(4), days(6)]),
+        (days(1, 2, 3), NONE, 2, [days(1, 2)]),
+        (days(1, 3, 6), DAY, 31, [days(1, 3), days(6)]),
+        (days(1, 3, 6), DAY, 3, [days(1, 3)]),
+        ([span(0, 50), span(51, 52)], NONE, 31, [[span(0, 50)]]),
+        ([span(0, 3), span(0.5, 1), span(2.5, 4)], NONE, 31, [[span(0, 3), span(0.5, 1), span(2.5, 4)]]),
+        ([span(n, n + 0.1) for n in range(9)], NONE, 3, [[span(n, n + 0.1)] for n in range(3)]),
+    ],
+)
+def test_a_run_takes_the_first_spans_and_the_near_ones_are_one_slice(
+    spans: list[Span], gap: timedelta, most: int, expected: list[list[Span]]
+) -> None:
+    assert grouped(spans, gap, most) == expected
+
+
+def test_days_on_which_the_clocks_change_are_days() -> None:
+    slices = Slices("at", zone="America/New_York")
+    year = [Span.of(slice_range(slices, "timestamp", f"2013-11-{day:02}", None)) for day in range(1, 29)]
+    assert grouped(year, NONE, 28) == [year] and grouped(year, NONE, 27) == [year[:27]]
+
+
+class Rebuilds:
+    """Rebuilds that need no record from before a day; the others are refused."""
+
+    def __init__(self, since: str, error: RecourseError) -> None:
+        self.since, self.error, self.asked, self.refused = since, error, list[tuple[str, str]](), 0
+
+    def __call__(self, _: object, __: object, begin: str, end: str, **options: Any) -> Any:
+        assert set(options) == {"dry_run", "judged"}
+        if begin < self.since:
+            self.refused += 1
+            raise self.error
+        self.asked.append((begin, end))
+        return SimpleNamespace(begin=begin)
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch, rebuilds: Rebuilds, spans: Sequence[Span], **options: Any) -> list[Any]:
+    monkeypatch.setattr(module, "rebuild", rebuilds)
+    return list(rebuild_spans(None, sliceable(declared()), spans, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gone", [OffsetsLost("they are gone"), OffsetsSkipped("they were skipped")])
+def test_spans_whose_records_are_gone_are_lost_alone_and_use_none_of_the_runs_days(
+    monkeypatch: pytest.MonkeyPatch, gone: RecourseError
+) -> None:
+    rebuilds = Rebuilds("2013-03-06", gone)
+    made = outcomes(monkeypatch, rebuilds, days(*range(12)), most=4)
+    assert sorted(s for spans, each in made if isinstance(each, Lost) for s in spans) == days(*range(5))
+    assert all(each.why == gone.found for _, each in made if isinstance(each, Lost))
+    assert sorted(s for spans, each in made if not isinstance(each, Lost) for s in spans) == days(5, 6, 7, 8)
+    assert rebuilds.refused < 12
+
+
+def test_a_border_within_a_day_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilds = Rebuilds("", OffsetsLost("gone"))
+    outcomes(monkeypatch, rebuilds, [span(0.5, 1)])
+    assert rebuilds.asked == [("2013-03-01T12:00:00+00:00", "2013-03-02")]
+
+
+def test_an_error_that_may_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LeaseBusy):
+        outcomes(monkeypatch, Rebuilds("3", LeaseBusy("another slice", "wait")), days(1))
