@@ -31,9 +31,21 @@ from streaming_jobs.storage.files import sync, sync_tree
 from streaming_jobs.storage.locations import StorePath, made_folder, remove_tree, sync_location
 from streaming_jobs.stream import Stream
 
+_SNAPSHOTS = {
+    "spark.sql.streaming.stateStore.maintenanceInterval": "5s",
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "2",
+}
+"""State is loaded from its last snapshot, and the changes since then one by one: of a replay these can be millions.
+
+By Spark's defaults a snapshot is at least ten batches, and up to a minute, old. While the last round of the replay, and
+the stream's next start, load the state, the stream stands still.
+"""
+
 
 def settings_of(settings: Settings, plan: StreamRecoveryPlan) -> Settings:
     own = settings.for_replay(plan.stream, replay_state(settings, plan.id), staging_folder(settings, plan))
+    spark = own.spark.model_copy(update={"extra": {**_SNAPSHOTS, **own.spark.extra}})
+    own = own.model_copy(update={"spark": spark})
     if isinstance(own.tables, Path) and not plan.wrong_versions:
         return own
     # deltalake rewrites no file outside of a table's prefix, and a staged table shares those of the published one. The
