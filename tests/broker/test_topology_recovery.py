@@ -227,7 +227,7 @@ def test_beside_its_session_the_first_stream_is_followed_though_it_writes_a_topi
     story.run_in_order()
     story.compare(len(story.all), right=True)
     batches = [row for row in story.rows("stock_changes_batches") if row["generation"] == 2]
-    assert len({row["batch"] for row in batches}) > 3 and sum(row["records"] for row in batches) > HALF
+    assert len({row["batch"] for row in batches}) >= 2 and sum(row["records"] for row in batches) > HALF
     story.recourse("recover", "undo", plan, "--yes", quiet=True)
     story.run_in_order()
     wrong = Counter((each["product"], each["pieces"]) for each in story.counting(CHANGES))

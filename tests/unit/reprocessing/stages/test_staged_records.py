@@ -11,16 +11,23 @@ from typing import Any, cast
 import pytest
 
 from reprocessing.plan.written_topics import WrittenTopics
+from reprocessing.replay.session import last_entry
 from reprocessing.stages.recovery import RecoveryContext
 from reprocessing.stages.staged_records import append_records, records_staged, rows_of, written_until
 from streaming_jobs.errors import PreflightRefused, UsageError
+from streaming_jobs.examples.shop.streams import stock_changes
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange, WrittenRange
+from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.settings import Settings, TopicSinkSettings
+from streaming_jobs.sinks.batches import batches_rows
 from streaming_jobs.sinks.kafka.staged import StagedWriter
 from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
+from streaming_jobs.sinks.schemas import BATCHES
+from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
 from tests.support.kafka_cluster import Cluster
 from tests.unit.streaming_jobs.sinks.kafka.test_staged import Records
@@ -202,3 +209,23 @@ def test_the_published_records_end_with_the_batch_that_was_followed(context: Any
     assert written_until(context, "a") == {0: 49, 1: 59}
     context.result = lambda _: {"generation": 1, "batch": 3}
     assert written_until(context, "a") == {1: 39}, "partition 0 has nothing after the replay's start"
+
+
+def test_a_table_of_batches_gets_its_rows_with_the_append_once_and_stays_at_its_batch(context: Any) -> None:
+    """That of a stream without a table of its own: each row says where a batch lies in a partition."""
+    declared, settings = stock_changes.primary, context.replay_settings
+    table = store_of(declared).ensure(settings, declared, "s", BATCHES, generation=2)
+    for batch in MADE:
+        table.append(batches_rows(Txn(2, batch), ()), entry(batch, declared.name))
+    context.stream.batches_only, context.stream.primary = True, declared
+    context.rebuilt_table = lambda each: existing_table(settings, each, "s")
+    for _ in range(2):
+        append_records(context)
+    found = rows(settings.tables / declared.name).to_pylist()
+    assert sorted((r["batch"], r["topic"], r["first_offset"], r["end_offset"]) for r in found) == sorted(
+        (txn.batch, *each) for txn, ranges in RANGES.items() for each in ranges
+    )
+    stream = cast("Stream", SimpleNamespace(primary=declared))
+    assert last_entry(settings, stream).same_offsets(entry(6, "")), "where the replay goes on"
+    after = existing_table(settings, declared, "s")
+    assert after.position == Txn(2, 6) and after.append(batches_rows(Txn(2, 7), ()), entry(7, declared.name))
