@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from streaming_jobs.settings import Settings
     from streaming_jobs.state.checkpoint import Checkpoint
 
+UNCOUNTED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+
 app = typer.Typer(no_args_is_help=True, help="What a stream's operators remember.", rich_markup_mode=None)
 
 BatchOption = Annotated[
@@ -117,8 +119,17 @@ def _checkpoint(settings: Settings, stream: str) -> Checkpoint | None:
 def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
     """Spark in a JVM on this machine, whatever runs the streams."""
     from streaming_jobs.platform.runtime import spark_on_demand
+    from streaming_jobs.platform.spark import ONE_COMPILER
+    from streaming_jobs.platform.spark_jvm import JAVA_OPTIONS
 
-    local = settings.spark.model_copy(update={"master": "local[*]"})
+    extra = {
+        **settings.spark.extra,
+        # Java's second compiler would take longer than the reading does.
+        JAVA_OPTIONS: f"{ONE_COMPILER} {settings.spark.extra.get(JAVA_OPTIONS, '')}".strip(),
+        # To count rows as it loads a store, Spark would look up each key that a changelog has: half of the time.
+        UNCOUNTED: "false",
+    }
+    local = settings.spark.model_copy(update={"master": "local[*]", "extra": extra})
     with spark_on_demand(settings.model_copy(update={"spark": local}), "state") as spark:
         yield spark
 
