@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -118,8 +117,8 @@ def _checkpoint(settings: Settings, stream: str) -> Checkpoint | None:
 
 @contextmanager
 def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
-    """Spark in a JVM on this machine, whatever runs the streams; killed at the end, since it writes nothing."""
-    from streaming_jobs.platform import runtime
+    """Spark in a JVM on this machine, whatever runs the streams."""
+    from streaming_jobs.platform.runtime import spark_on_demand
     from streaming_jobs.platform.spark import ONE_COMPILER
     from streaming_jobs.platform.spark_jvm import JAVA_OPTIONS
 
@@ -131,11 +130,8 @@ def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
         UNCOUNTED: "false",
     }
     local = settings.spark.model_copy(update={"master": "local[*]", "extra": extra})
-    started = runtime.LocalSpark(settings.model_copy(update={"spark": local}))
-    try:
-        yield cache(lambda: started.start("state"))
-    finally:
-        started.kill()
+    with spark_on_demand(settings.model_copy(update={"spark": local}), "state") as spark:
+        yield spark
 
 
 def _wanted(key: str) -> str | dict[str, Any]:
