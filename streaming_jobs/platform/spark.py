@@ -217,7 +217,7 @@ def profile(settings: Settings) -> dict[str, str]:
     }
 
 
-_ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+ONE_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Java would keep 48 MB for code with one compiler; 240 MB is what it keeps with both."""
 
 
@@ -233,7 +233,7 @@ def _executor_options(extra: Mapping[str, str]) -> str:
     if _megabytes(extra.get(_EXECUTOR_MEMORY, "1g")) >= _SMALL_HEAP:
         return user_options
     collector = "" if _COLLECTOR.search(user_options) else "-XX:+UseSerialGC"
-    return " ".join(option for option in (collector, _ONE_COMPILER, user_options) if option)
+    return " ".join(option for option in (collector, ONE_COMPILER, user_options) if option)
 
 
 def _megabytes(size: str) -> float:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+from orchestration.cli.state import UNCOUNTED
 from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.inspection import operator_state
@@ -80,7 +81,12 @@ def test_figures_and_entries_are_those_of_the_batch_that_is_asked_for(stream_tes
     assert (at, store.store.name, store.rows, store.before, store.rows_before) == (last, "default", 3, 0, 2)
     assert store.columns["key"] == "struct<user:string>" and store.bytes > 0
     assert store.fullest >= 2 and store.skew == store.fullest * store.store.partitions / 3
-    assert [entry["value"] for entry in test.state("c")] == [{"count": 2}]
+    spark.conf.set(UNCOUNTED, "false")  # as `recourse state` reads
+    try:
+        assert figures(spark, test._checkpoint) == (at, [store])
+        assert [entry["value"] for entry in test.state("c")] == [{"count": 2}]
+    finally:
+        spark.conf.unset(UNCOUNTED)
     assert [entry["value"] for entry in entries_of(spark, test._checkpoint, {"user": "a"}, 0)] == [{"count": 1}]
     assert test.state("nobody") == [] and len(test.state()) == 3
     with pytest.raises(UsageError, match="no column name"):

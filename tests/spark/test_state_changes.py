@@ -480,6 +480,13 @@ CASES = [
         computed=lambda a, b: both_topics.function(a, b.where("m <= 50 OR m > 70")),
     ),
     case(
+        "key_of_a_further_topic",
+        both_topics,
+        merged(of_a, lambda b: b.selectExpr("upper(k2) AS k", "m AS n")),
+        FITS,
+        computed=merged(of_a, lambda b: b.selectExpr("if(m <= 50, k2, upper(k2)) AS k", "m AS n")).function,
+    ),
+    case(
         "merged_topic_left_out",
         both_topics,
         merged(of_a, lambda b: of_b()(b.where("false"))),
@@ -555,6 +562,7 @@ KINDS = {
         "merged_topic_left_out",
         "join_filter_ahead",
     ),
+    "a key that a further part of a union computes differently": ("key_of_a_further_topic",),
     "a look-up ahead of it": ("lookup_ahead",),
     "an argument of a wider type, if the aggregate's type stays (`sum` of an `int`)": ("argument_widened",),
     "lateness, or another event time": (

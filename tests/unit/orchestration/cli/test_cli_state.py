@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from orchestration.cli.state import UNCOUNTED
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection import operator_state
 from streaming_jobs.inspection.operator_state import StateStore, StoreFigures
 from streaming_jobs.platform import runtime
+from streaming_jobs.platform.spark import ONE_COMPILER
 from streaming_jobs.settings import Settings
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.testing import MemoryRuntime
@@ -32,11 +35,15 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> MemoryRuntime:
     started = MemoryRuntime()
 
     def local(settings: Settings) -> MemoryRuntime:
-        assert settings.spark.master == "local[*]"
+        extra = settings.spark.extra
+        assert (settings.spark.master, extra[UNCOUNTED], extra["spark.ui.retainedJobs"]) == ("local[*]", "false", "7")
+        assert extra["spark.driver.extraJavaOptions"] == f"{ONE_COMPILER} -Xmx1g", "Java takes the last one"
         return started
 
     monkeypatch.setattr(runtime, "LocalSpark", local)
     monkeypatch.setenv("RECOURSE_SPARK__MASTER", "spark://elsewhere:7077")
+    user = {"spark.driver.extraJavaOptions": "-Xmx1g", "spark.ui.retainedJobs": "7"}
+    monkeypatch.setenv("RECOURSE_SPARK__EXTRA", json.dumps(user))
     return started
 
 
@@ -79,7 +86,7 @@ def test_the_stores_of_a_stream_are_listed_with_their_figures(life: Life, run: R
     }
     printed = run.ended(0, "state", "list", life.stream.name, "--batch", "0").out
     assert "-1 since batch 1" in printed and "key struct<user:string>" in printed and "1,200" in printed
-    assert (spark.names, spark.ends) == (["state", "state"], ["stop", "stop"])
+    assert (spark.names, spark.ends) == (["state", "state"], ["kill", "kill"])
 
 
 @pytest.mark.parametrize("key", ["ada", '{"user": "ada"}'])
