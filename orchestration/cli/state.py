@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,8 +119,8 @@ def _checkpoint(settings: Settings, stream: str) -> Checkpoint | None:
 
 @contextmanager
 def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
-    """Spark in a JVM on this machine, whatever runs the streams."""
-    from streaming_jobs.platform.runtime import spark_on_demand
+    """Spark in a JVM on this machine, whatever runs the streams; killed at the end: it writes nothing."""
+    from streaming_jobs.platform import runtime
     from streaming_jobs.platform.spark import ONE_COMPILER
     from streaming_jobs.platform.spark_jvm import JAVA_OPTIONS
 
@@ -130,8 +132,12 @@ def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
         UNCOUNTED: "false",
     }
     local = settings.spark.model_copy(update={"master": "local[*]", "extra": extra})
-    with spark_on_demand(settings.model_copy(update={"spark": local}), "state") as spark:
-        yield spark
+    started = runtime.LocalSpark(settings.model_copy(update={"spark": local}))
+    try:
+        yield cache(lambda: started.start("state"))
+    finally:
+        logging.getLogger().addHandler(logging.NullHandler())  # Py4J would report there that the JVM is gone
+        started.kill()
 
 
 def _wanted(key: str) -> str | dict[str, Any]:

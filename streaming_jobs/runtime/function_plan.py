@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streaming_jobs.declare.table import Emit, emits
-from streaming_jobs.errors import ConfigurationError
+from streaming_jobs.errors import ConfigurationError, PreflightRefused
 from streaming_jobs.runtime import state_fit
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.shared_plan import SharedPlan
@@ -143,24 +143,35 @@ class FunctionPlan:
             raise other_state(self.stream.name, changes, self.stream.rebuild_step())
         return fingerprint
 
-    def other_sources(self, of: checkpoint.Checkpoint) -> str:
-        """Why the function cannot continue at the positions in a checkpoint, in words; empty if it can.
-
-        Spark finds the position of a source by its number, and numbers the sources as the plan reads them.
-        """
-        if len(self.stream.sources) == 1 or (last := of.last_planned) is None:
-            return ""
-        reads = parameters_read(analysed(next(iter(self.outputs.values()))))
-        before, now = list(of.end(last)), [self.stream.sources[each].name for each in reads]
-        if not now or before == now or "-" in of.sources(last):
-            return ""
-        advice = "read all of them in this order, with .where('false') for one that no longer counts"
-        return f"it has the positions of {', '.join(before)}, and the function reads {', '.join(now)} ({advice})"
-
     def check_sources(self, record: StreamRecord, of: checkpoint.Checkpoint) -> None:
-        """Raise PreflightRefused if the function cannot continue at the positions in the checkpoint."""
-        if not record.adopted and (changes := self.other_sources(of)):
-            raise other_state(self.stream.name, changes, self.stream.rebuild_step())
+        """Raise PreflightRefused if the function no longer reads a source that has a position in the checkpoint.
+
+        Spark would refuse each start. A rebuild does not help: its replay has to reach the end of each topic.
+        """
+        before, now = self._sources_read(record, of)
+        if missing := [name for name in before if name not in now]:
+            raise PreflightRefused(
+                f"stream {self.stream.name} has read {', '.join(missing)}, and its function no longer does",
+                "read it still, and leave its records out: .where('false'); or make it a new stream",
+            )
+
+    def other_sources(self, record: StreamRecord, of: checkpoint.Checkpoint) -> str:
+        """The order of sources that keeps the function from continuing at the positions in a checkpoint, in words.
+
+        Empty if it can. Spark finds the position of a source by its number, and numbers them as the plan reads them.
+        """
+        before, now = self._sources_read(record, of)
+        if before == now or not set(before) <= set(now):
+            return ""
+        return f"positions of {', '.join(before)}, in this order; the function reads {', '.join(now)}"
+
+    def _sources_read(self, record: StreamRecord, of: checkpoint.Checkpoint) -> tuple[list[str], list[str]]:
+        """The topics and tables that have positions in a checkpoint, and those of the function; empty if not known."""
+        last = of.last_planned
+        if len(self.stream.sources) == 1 or last is None or record.adopted or "-" in of.sources(last):
+            return [], []
+        now = [self.stream.sources[each].name for each in parameters_read(analysed(next(iter(self.outputs.values()))))]
+        return (list(of.end(last)), now) if now else ([], [])
 
     def _states(self, record: StreamRecord) -> tuple[Mapping[str, str], dict[str, str]]:
         """The fingerprints of the state that the stream has, and of the one that its function builds."""
@@ -177,7 +188,7 @@ class FunctionPlan:
         before, after = self._states(record)
         if of.last_committed is None:
             return StateChange("harmless", "the stream has no state yet")
-        if not record.adopted and (changes := self.other_sources(of)):
+        if changes := self.other_sources(record, of):
             return StateChange("state has to be rebuilt", changes)
         shared = len(self.outputs) > 1 and self.shared
         frame = SharedPlan.of(self.stream.name, self.outputs).frame if shared else next(iter(self.outputs.values()))

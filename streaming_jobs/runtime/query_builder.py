@@ -335,6 +335,7 @@ class QueryBuilder:
         self._late_records(spark, self._sources({}))
         if len(outputs) > 1 and plan.shared:
             SharedPlan.of(self.stream.name, outputs)
+        plan.check_sources(record, StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation))
         fingerprint = plan.checked_state(record, keeps_state=keeps_state)
         check_external(self.stream, outputs)
         check_tables(self.settings, self.stream, outputs)
@@ -487,6 +488,8 @@ class QueryBuilder:
             record = replace(record, topics=topics)
         before, here = record, StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
         plan.check_sources(before, here)
+        if changes := plan.other_sources(before, here):
+            raise other_state(self.stream.name, changes, self.stream.rebuild_step())
         fingerprint = plan.checked_state(before, keeps_state=snapshot.checkpoint.committed is not None)
         record = replace(record, state_fingerprint=plan.with_input(fingerprint))
         changed = record.with_code(loaded_code(self.stream, self.settings.flows), next_batch(snapshot))

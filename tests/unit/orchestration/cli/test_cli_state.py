@@ -86,7 +86,7 @@ def test_the_stores_of_a_stream_are_listed_with_their_figures(life: Life, run: R
     }
     printed = run.ended(0, "state", "list", life.stream.name, "--batch", "0").out
     assert "-1 since batch 1" in printed and "key struct<user:string>" in printed and "1,200" in printed
-    assert (spark.names, spark.ends) == (["state", "state"], ["stop", "stop"])
+    assert (spark.names, spark.ends) == (["state", "state"], ["kill", "kill"])
 
 
 @pytest.mark.parametrize("key", ["ada", '{"user": "ada"}'])
