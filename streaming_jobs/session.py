@@ -40,7 +40,6 @@ from streaming_jobs.runtime.batch_hooks import Replan
 from streaming_jobs.runtime.child_sessions import ChildSessions
 from streaming_jobs.runtime.code_watch import ERROR, as_line, versions
 from streaming_jobs.runtime.group_offsets import GroupOffsets
-from streaming_jobs.runtime.rehearsal import rehearse
 from streaming_jobs.runtime.session_options import log_to_stderr
 from streaming_jobs.runtime.stream_queries import Queries, SparkQueries
 from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestarts, supervision
@@ -299,6 +298,8 @@ class Session:
             for lease in leases:
                 lease.record_jvm(jvm)
         if self.standby:
+            from streaming_jobs.runtime.rehearsal import rehearse  # it imports NumPy, and here Spark has started
+
             rehearse(self.settings, self.left_out, self.spark, self.stop_all)
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
