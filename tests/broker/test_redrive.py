@@ -184,12 +184,14 @@ def windowed(bench: BenchFactory, topic: str) -> Bench:
     return made
 
 
-def check_windows(bench: Bench, left: Sequence[int]) -> None:
+def check_windows(bench: Bench, left: Sequence[int], *, last: float | None = None) -> None:
     """The sums of a run in which the right code ran from the start; dead letters are those of `left`."""
     wanted: dict[datetime, float] = {}
     for number in (n for n in range(COUNT) if n not in NEVER):
         at, amount = event(number)
         wanted[at.replace(minute=0)] = wanted.get(at.replace(minute=0), 0.0) + float(amount)
+    if last is not None:
+        wanted[LAST] = last
     there = rows(bench.settings, "hourly")
     assert {row["begin"]: row["total"] for row in there} == wanted and len(there) == len(wanted)
     letters = [(each["partition"], each["offset"]) for each in rows(bench.settings, "hourly_dead_letters")]
@@ -251,3 +253,32 @@ def test_a_redrive_of_windows_that_is_killed_is_simply_run_again(bench: BenchFac
     check_windows(made, [*NEVER, COUNT + 1])
     verified = recourse(made, topic, "verify", "hourly")
     assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recovery(
+    bench: BenchFactory, topic: str
+) -> None:
+    made = windowed(bench, topic)
+    before = rows(made.settings, "hourly")
+    dry = done(made, topic, "deadletters", "replay", "hourly", "--dry-run")
+    assert (dry["outcome"], dry["outcomes"]["rebuilt"]) == ("dry run", 8) and rows(made.settings, "hourly") == before
+    with running(made, hourly(topic, "right")):
+        done(made, topic, "deadletters", "replay", "hourly")
+        check_windows(made, [*NEVER, COUNT + 1])
+        after = [(LAST + timedelta(hours=9), "5")] * 2  # closes the last window
+        send_events(made, topic, after, COUNT + 2)
+        until(lambda: any(row["begin"] == LAST for row in rows(made.settings, "hourly")), 60, "the window's row")
+        report = done(made, topic, "deadletters", "replay", "hourly")
+        assert (report["outcomes"], report["left"]) == ({"rebuilt": 1, "dead again": len(NEVER)}, [])
+        check_windows(made, NEVER, last=71.0)
+    verified = recourse(made, topic, "verify", "hourly")
+    assert verified.returncode == 0, verified.stdout
+    plan = done(made, topic, "recover", "plan", "hourly", "--to-batch", "-1", "--max-changed", "100%")["id"]
+    applied = recourse(made, topic, "recover", "apply", plan, "--yes")
+    assert applied.returncode == 0, applied.stderr[-3000:]
+    check_windows(made, NEVER, last=71.0)
+    undone = recourse(made, topic, "recover", "undo", plan, "--yes")
+    assert undone.returncode == 0, undone.stderr[-3000:]
+    check_windows(made, NEVER, last=71.0)
