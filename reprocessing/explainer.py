@@ -13,7 +13,7 @@ from streaming_jobs.text.spelling import counted, instant_words
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 _APPENDED = 20_000.0
-"""Staged records that are appended to topics, and compared there, in a second."""
+"""Staged records that are appended to topics, and compared there, in a second: an order of magnitude."""
 
 
 def explain(plan: RecoveryPlan, *, beside: bool = False) -> str:

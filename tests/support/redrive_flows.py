@@ -44,8 +44,10 @@ def hourly(topic: str, code: str) -> Stream:
 
     @stream(name="hourly", source=source, sink=sink, errors=ErrorPolicy(function="dead_letter", budget="1000 per hour"))
     def sums(events: DataFrame) -> DataFrame:
-        checked = "amount" if code == "right" else "CAST(IF(amount > 50, 'x', amount) AS DOUBLE)"
-        by_hour = events.groupBy(F.window("at", "1 hour")).agg(F.sum(F.expr(checked)).cast("double").alias("total"))
+        checked = "CAST(amount AS DOUBLE)" if code == "right" else "CAST(IF(amount > 50, 'x', amount) AS DOUBLE)"
+        by_hour = (
+            events.withColumn("n", F.expr(checked)).groupBy(F.window("at", "1 hour")).agg(F.sum("n").alias("total"))
+        )
         return by_hour.select(F.col("window.start").alias("begin"), "total")
 
     return sums
