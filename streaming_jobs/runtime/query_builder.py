@@ -34,10 +34,7 @@ from streaming_jobs.runtime.output_frames import fitted_outputs
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.slice_commits import SliceCommits
-from streaming_jobs.runtime.spark_plan import (
-    PlanTraits,
-    used_columns,
-)
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.state_changes import StateChange, other_state
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.runtime.stream_sinks import (
@@ -51,6 +48,7 @@ from streaming_jobs.runtime.stream_sinks import (
     sinks_of,
     upkeep_of,
 )
+from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.settings import Settings, StreamSettings
 from streaming_jobs.sinks.base import SinkSet, WriteLease
 from streaming_jobs.sinks.stored import StoredTable

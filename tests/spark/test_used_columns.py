@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.formats import Json
-from streaming_jobs.runtime.spark_plan import used_columns
+from streaming_jobs.runtime.used_columns import used_columns
 from streaming_jobs.sources.kafka import KafkaSource
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.stream import KafkaTopic
