@@ -21,9 +21,9 @@ from streaming_jobs.runtime.spark_plan import (
     has_wall_clock,
     parameters_read,
     traits_of,
-    used_in,
 )
 from streaming_jobs.runtime.state_changes import classified, differences
+from streaming_jobs.runtime.used_columns import used_in
 from streaming_jobs.settings import StreamSettings
 
 PLANS = {
