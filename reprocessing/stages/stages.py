@@ -24,9 +24,8 @@ before everything that was rebuilt has been compared.
 A stream that is rewound has prepare, replay, publish and switch_generation; if its recovery is bounded, add_later_rows
 and continue_generation. If the streams run meanwhile (`beside.py`), prepare, follow and compare come first, and the
 replay reads what is left; a stream that reads a table, or a topic of the plan, is replayed when its writer has stopped.
-A stream that skips
-forward has skip. A stream that writes topics has void_records, and its replay appends the corrected records; what it
-has read beside the stream is appended by append_records.
+A stream that skips forward has skip. A stream that writes topics has void_records, and its replay appends the corrected
+records; those that it has made beside the stream are appended by append_records.
 """
 
 from __future__ import annotations
