@@ -46,7 +46,7 @@ from streaming_jobs.runtime.stream_restarts import RestartReasons, StreamRestart
 from streaming_jobs.runtime.stream_runner import LINGERING, StreamRunner
 from streaming_jobs.settings import Settings, load
 from streaming_jobs.state.lease import Lease, Leases, leases_of
-from streaming_jobs.state.requests import STOP, StreamRequest
+from streaming_jobs.state.requests import STOP, StreamRequest, stands_by
 from streaming_jobs.state.status import Status, first_status, write_status
 from streaming_jobs.storage.locations import StorePath, shared_root
 from streaming_jobs.storage.object_store import POLLED_EVERY, refuse_broken_promises
@@ -300,12 +300,15 @@ class Session:
         if self.standby:
             from streaming_jobs.runtime.rehearsal import rehearse  # it imports NumPy, and here Spark has started
 
-            rehearse(self.settings, self.left_out, self.spark, self.stop_all)
+            rehearse(self.settings, self.left_out, self.spark, self._stands_by_for)
         for running in self.running:
             if not running.ended and not self.stop_all.is_set():
                 running.start(self.spark)
             if self.restarts is not None:
                 self.restarts.started(running.stream.name)
+
+    def _stands_by_for(self, stream: Stream) -> bool:
+        return not self.stop_all.is_set() and stands_by(self.settings, stream.name) is not None
 
     def _loop(self) -> None:
         assert self.spark is not None

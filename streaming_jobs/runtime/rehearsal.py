@@ -9,17 +9,19 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries
+from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
 from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import TopicReader
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_record import BoundTopic
 from streaming_jobs.storage.files import scratch
@@ -31,24 +33,32 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-RECORDS = 200
-"""The newest records of each partition that are read."""
-_TAKES = 15.0
-"""Seconds after which a rehearsal is given up."""
+NEWEST = 200
+"""The records of each partition that are read."""
+_TAKES = 10.0
+"""Seconds after which the rehearsals of all streams are over: a recovery waits for the session no longer than 30."""
+_ENDS_WITHIN = 5.0
 _LOOK_EVERY = 0.05
 
 
-def rehearse(settings: Settings, streams: Iterable[Stream], spark: SparkSession, stop: threading.Event) -> None:
-    """Rehearse the starts of streams that read topics alone, until `stop` is set; a failure is logged.
+def rehearse(
+    settings: Settings, streams: Iterable[Stream], spark: SparkSession, wanted: Callable[[Stream], bool]
+) -> None:
+    """Rehearse the starts of streams that read topics alone, while each is `wanted`; a failure is logged.
 
     What is wrong with the code shows at the start itself, which is refused as any other.
     """
+    deadline = time.monotonic() + _TAKES
     for stream in streams:
-        if stream.tables_read or stop.is_set():
+
+        def goes_on(stream: Stream = stream) -> bool:
+            return time.monotonic() < deadline and wanted(stream)
+
+        if stream.tables_read or not goes_on():
             continue
         folder, began = scratch(settings.home, "rehearsal").folder / stream.name, time.monotonic()
         try:
-            _rehearse(settings, stream, folder, spark, stop)
+            _rehearse(settings, stream, folder, spark, goes_on)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             log.warning("the start of the stream was not rehearsed", stream=stream.name, reason=classify(error).found)
         else:
@@ -57,31 +67,51 @@ def rehearse(settings: Settings, streams: Iterable[Stream], spark: SparkSession,
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rehearse(settings: Settings, stream: Stream, folder: Path, spark: SparkSession, stop: threading.Event) -> None:
+def _rehearse(
+    settings: Settings, stream: Stream, folder: Path, spark: SparkSession, goes_on: Callable[[], bool]
+) -> None:
     own = settings.for_replay(stream.name, folder / "state", folder / "tables", max_restarts=0)
     queries = SparkQueries(own, archives=Archives(settings), external=DiscardedSinks())
-    queries.open([stream])
+    hooks = QueryHooks("available-now", threading.Event(), lambda _: None, lambda _: None)
     try:
+        queries.open([stream])
         assert queries.connection is not None
-        topics = queries.connection.topics
-        bounds = {name: topics.offsets(name) for name in (topic.name for topic in stream.topics)}
-        queries.until = {name: dict(each.latest) for name, each in bounds.items()}
-        starts = []
-        for name, each in bounds.items():
-            start = {p: max(each.earliest[p], end - RECORDS) for p, end in each.latest.items()}
-            topic = topics.describe(name)
-            starts.append(BoundTopic(name, topic.id if topic is not None else "", start))
-        (folder / "tables").mkdir(parents=True)
-        stream_record.save(own, replace(stream_record.first(stream.name), topics=tuple(starts)))
-        hooks = QueryHooks("available-now", threading.Event(), lambda _: None, lambda _: None)
-        query = queries.launch(spark, stream, queries.preflight(stream).snapshot, hooks).query
-        deadline = time.monotonic() + _TAKES
-        while not query.ended and not stop.is_set() and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY)
-        if not query.ended:
-            hooks.stop.set()
-            query.stop()
-        elif (failure := query.exception()) is not None:
-            raise failure
+        _begin_near_the_end(own, stream, queries, queries.connection.topics)
+        _run(queries.launch(spark, stream, queries.preflight(stream).snapshot, hooks).query, hooks, goes_on)
     finally:
         queries.close()
+
+
+def _begin_near_the_end(own: Settings, stream: Stream, queries: SparkQueries, topics: TopicReader) -> None:
+    """Let the queries read the newest records of each partition, as far as these go now."""
+    bounds = {topic.name: topics.offsets(topic.name) for topic in stream.topics}
+    queries.until = {name: dict(each.latest) for name, each in bounds.items()}
+    starts = []
+    for name, each in bounds.items():
+        topic = topics.describe(name)
+        start = {p: max(each.earliest[p], end - NEWEST) for p, end in each.latest.items()}
+        starts.append(BoundTopic(name, topic.id if topic is not None else "", start))
+    own.tables_folder.mkdir(parents=True)
+    stream_record.save(own, replace(stream_record.first(stream.name), topics=tuple(starts)))
+
+
+def _run(query: RunningQuery, hooks: QueryHooks, goes_on: Callable[[], bool]) -> None:
+    """Wait for the end of a query, and stop it if it is to go on no longer.
+
+    Raises its failure, and TransientError if it does not end: then the stream's own start waits for it, since a session
+    has one query of a name.
+    """
+    while not query.ended and goes_on():
+        time.sleep(_LOOK_EVERY)
+    if query.ended:
+        if (failure := query.exception()) is not None:
+            raise failure
+        return
+    hooks.stop.set()
+    deadline = time.monotonic() + _ENDS_WITHIN
+    query.stop()
+    while not query.ended:
+        if time.monotonic() > deadline:
+            raise TransientError("a batch of the rehearsal does not end", "the stream starts when it has")
+        time.sleep(_LOOK_EVERY)
+    raise TransientError("it took too long, or is no longer wanted", "the stream starts without it")

@@ -26,6 +26,16 @@ def test_a_replay_that_starts_over_replaces_everything(life: Life) -> None:
     assert not StreamFolder.of(replay_settings, STREAM.name).checkpoint(2).folder.exists()
 
 
+def test_a_replay_keeps_fresh_snapshots_of_its_state_unless_the_user_says_otherwise(
+    life: Life, settings: SettingsFactory
+) -> None:
+    plan, name = planned(life, None), "spark.sql.streaming.stateStore.minDeltasForSnapshot"
+    assert staging.settings_of(settings(), plan).spark.extra[name] == "2"
+    users = settings({"spark.extra": {name: "7", "spark.app": "x"}})
+    assert staging.settings_of(users, plan).spark.extra.items() >= {(name, "7"), ("spark.app", "x")}
+    assert name not in life.settings.spark.extra
+
+
 def test_a_replay_runs_code_that_nobody_has_deployed(life: Life) -> None:
     settings = life.settings.with_stream(STREAM.name, require_deploy=True, max_restarts=2)
     own = staging.settings_of(settings, planned(life, None)).for_stream(STREAM.name)

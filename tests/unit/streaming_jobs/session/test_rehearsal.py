@@ -1,30 +1,100 @@
+"""A rehearsal without Spark: where it begins, when it ends, and what it leaves."""
+
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import structlog
 
 from streaming_jobs.errors import BrokerUnreachable
-from streaming_jobs.runtime.rehearsal import rehearse
-from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.ledger.positions import TopicOffsets
+from streaming_jobs.runtime import rehearsal
+from streaming_jobs.runtime.rehearsal import NEWEST, rehearse
 from streaming_jobs.settings import Settings
-from tests.support.worlds import parity
+from streaming_jobs.state import stream_record
+from streaming_jobs.stream import Stream
+from streaming_jobs.testing.session import MemoryQueries, MemoryQuery
+from tests.support.worlds import RECORDS, TOPIC, FakeTopics, parity
 
 
-def test_a_rehearsal_that_fails_leaves_nothing_and_the_start_to_be_tried(
-    home: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_broker(*_: object) -> None:
-        raise BrokerUnreachable("the broker is away", "start it")
+@dataclass
+class Rehearsed(MemoryQueries):
+    """Queries of a rehearsal; `fails` is raised by `open`."""
 
-    monkeypatch.setattr(SparkQueries, "open", no_broker)
-    stop = threading.Event()
-    with structlog.testing.capture_logs() as logged:
-        rehearse(home, [parity], cast("Any", None), stop)
-        stop.set()
-        rehearse(home, [parity], cast("Any", None), stop)
-    (line,) = logged
-    assert line["event"] == "the start of the stream was not rehearsed" and line["reason"] == "the broker is away"
-    assert not [*home.home.glob("scratch/rehearsal-*/*/")]
+    made: Callable[[], MemoryQuery] = lambda: MemoryQuery(active=False)
+    fails: Exception | None = None
+    connection: Any = field(default_factory=lambda: SimpleNamespace(topics=FakeTopics()))
+    until: TopicOffsets | None = None
+    closed: bool = False
+    begins: TopicOffsets = field(default_factory=dict)
+
+    def open(self, streams: object) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+    def query(self, stream: Stream) -> MemoryQuery:
+        self.begins = stream_record.existing(self.settings, stream.name).starts
+        return self.made()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Rehearsals:
+    """A function that rehearses `parity`, and what it has logged."""
+
+    home: Settings
+    patch: pytest.MonkeyPatch
+    made: list[Rehearsed] = field(default_factory=list)
+
+    def __call__(self, *, wanted: Callable[[], bool] = lambda: True, **options: Any) -> str:
+        def queries(own: Settings, **_: object) -> Rehearsed:
+            self.made.append(Rehearsed(own, **options))
+            return self.made[-1]
+
+        self.patch.setattr(rehearsal, "SparkQueries", queries)
+        with structlog.testing.capture_logs() as logged:
+            rehearse(self.home, [parity], cast("Any", None), lambda _: wanted())
+        assert not [*self.home.home.glob("scratch/rehearsal-*/*/")]
+        assert all(each.closed for each in self.made)
+        return " ".join(f"{line['event']} {line.get('reason', '')}" for line in logged).strip()
+
+
+@pytest.fixture
+def run(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Rehearsals:
+    return Rehearsals(home, monkeypatch)
+
+
+def test_it_reads_the_newest_records_of_each_partition_in_folders_of_its_own(run: Rehearsals) -> None:
+    assert run() == "the start of the stream was rehearsed"
+    (made,) = run.made
+    assert made.begins == {TOPIC: dict.fromkeys((0, 1), RECORDS - NEWEST)}
+    assert made.until == {TOPIC: {0: RECORDS, 1: RECORDS}}
+    assert run.home.state not in (made.settings.state, *made.settings.state_folder.parents)
+
+
+def test_its_failure_is_logged_and_the_start_is_left_to_be_tried(run: Rehearsals) -> None:
+    fails = BrokerUnreachable("the broker is away", "start it")
+    assert run(fails=fails) == "the start of the stream was not rehearsed the broker is away"
+    said = run(made=lambda: MemoryQuery(active=False, failure=ValueError("of the function")))
+    assert "was not rehearsed" in said and "of the function" in said
+
+
+def test_a_query_that_does_not_end_is_stopped_at_the_deadline(run: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_TAKES", 0.1)
+    endless = MemoryQuery()
+    assert "it took too long" in run(made=lambda: endless)
+    (made,) = run.made
+    assert endless.stops == 1 and made.hooks["parity"].stop.is_set()
+    assert "failed to stop" in run(made=lambda: MemoryQuery(thread_lives=True))
+
+
+def test_it_ends_when_the_session_need_no_longer_stand_by_and_does_not_begin_then(run: Rehearsals) -> None:
+    answers, endless = iter([True, True, False]), MemoryQuery()
+    assert "no longer wanted" in run(made=lambda: endless, wanted=lambda: next(answers)) and endless.stops == 1
+    assert run(wanted=lambda: False) == "" and len(run.made) == 1
