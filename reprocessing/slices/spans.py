@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from reprocessing.slices.rebuild import NONE_JUDGED, Judged, OffsetsSkipped, SliceReport, Tools, rebuild
-from streaming_jobs.declare.slices import SliceRange
+from streaming_jobs.declare.slices import SliceRange, begin_of
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.runtime.sliceable import Sliceable
 
@@ -118,10 +118,6 @@ def _end(spans: Sequence[Span]) -> datetime:
 
 
 def _text(made: Sliceable, at: datetime) -> str:
-    """A border as `rebuild` takes it: a day of the calendar, if it is a midnight there."""
-    local = at.astimezone(made.slices.calendar)
-    return (
-        local.date().isoformat()
-        if local == local.replace(hour=0, minute=0, second=0, microsecond=0)
-        else at.isoformat()
-    )
+    """A border as `rebuild` takes it: a day of the calendar, if the day begins there."""
+    day = at.astimezone(made.slices.calendar).date()
+    return day.isoformat() if at == begin_of(day, made.slices.calendar) else at.isoformat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +91,21 @@ def test_a_border_within_a_day_is_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     rebuilds = Rebuilds("", OffsetsLost("gone"))
     outcomes(monkeypatch, rebuilds, [span(0.5, 1)])
     assert rebuilds.asked == [("2013-03-01T12:00:00+00:00", "2013-03-02")]
+
+
+@pytest.mark.parametrize(
+    ("zone", "first"), [("America/Santiago", date(2025, 9, 6)), ("America/Havana", date(2025, 11, 1))]
+)
+def test_days_that_begin_as_the_clocks_change_are_days_of_a_column_of_dates(
+    monkeypatch: pytest.MonkeyPatch, zone: str, first: date
+) -> None:
+    """In Santiago the second of these days begins at one o'clock; in Havana the hour after its midnight comes twice."""
+    slices = Slices("at", zone=zone)
+    chosen = [slice_range(slices, "date", (first + number * DAY).isoformat(), None) for number in range(3)]
+    monkeypatch.setattr(module, "rebuild", lambda _, made, *border, **__: slice_range(made.slices, "date", *border))
+    for part in (chosen[:1], chosen[1:2], chosen[1:], chosen):
+        [(_, rebuilt)] = rebuild_spans(None, sliceable(declared(slices)), map(Span.of, part))  # type: ignore[arg-type]
+        assert (rebuilt.begin, rebuilt.end) == (part[0].begin, part[-1].end)  # type: ignore[union-attr]
 
 
 def test_an_error_that_may_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
