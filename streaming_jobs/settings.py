@@ -282,7 +282,7 @@ class Settings(BaseSettings):
 
     def with_tables(self, folder: Location) -> Settings:
         """These settings, with the tables at another location."""
-        return self.model_copy(update={"tables_dir": _written(folder)})
+        return self.model_copy(update={"tables_dir": _as_setting(folder)})
 
     def for_replay(self, stream: str, state: Location, tables: Location, **options: object) -> Settings:
         """The settings of a replay of one stream: its own ones, on other folders, without periodic savepoints.
@@ -292,14 +292,14 @@ class Settings(BaseSettings):
         own = self.with_stream(stream, require_deploy=False, **options).with_tables(tables)
         return own.model_copy(
             update={
-                "state_dir": _written(state),
+                "state_dir": _as_setting(state),
                 "savepoint": self.savepoint.model_copy(update={"every": timedelta(0)}),
-                "registry": self.registry.model_copy(update={"schemas_dir": _written(self.schemas)}),
+                "registry": self.registry.model_copy(update={"schemas_dir": _as_setting(self.schemas)}),
             }
         )
 
 
-def _written(place: Location) -> Path | str:
+def _as_setting(place: Location) -> Path | str:
     return place if isinstance(place, Path) else place.url
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +15,10 @@ from orchestration.cli.text import Output, OutputOption, number, say, show, show
 from streaming_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from streaming_jobs.settings import Settings
     from streaming_jobs.state.checkpoint import Checkpoint
-
-UNCOUNTED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 
 app = typer.Typer(no_args_is_help=True, help="What a stream's operators remember.", rich_markup_mode=None)
 
@@ -117,27 +112,31 @@ def _checkpoint(settings: Settings, stream: str) -> Checkpoint | None:
     return None if record is None else StreamFolder.of(settings, stream).checkpoint(record.generation)
 
 
-@contextmanager
-def _spark(settings: Settings) -> Iterator[Callable[[], SparkSession]]:
+def _spark(settings: Settings) -> AbstractContextManager[Callable[[], SparkSession]]:
     """Spark in a JVM on this machine, whatever runs the streams; killed at the end: it writes nothing."""
-    from streaming_jobs.platform import runtime
+    from streaming_jobs.platform.runtime import spark_on_demand
     from streaming_jobs.platform.spark import ONE_COMPILER
     from streaming_jobs.platform.spark_jvm import JAVA_OPTIONS
 
     extra = {
+        # To count rows as it loads a store, Spark would look up each key that a changelog has: half of the time.
+        "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
         **settings.spark.extra,
         # Java's second compiler would take longer than the reading does.
         JAVA_OPTIONS: f"{ONE_COMPILER} {settings.spark.extra.get(JAVA_OPTIONS, '')}".strip(),
-        # To count rows as it loads a store, Spark would look up each key that a changelog has: half of the time.
-        UNCOUNTED: "false",
     }
     local = settings.spark.model_copy(update={"master": "local[*]", "extra": extra})
-    started = runtime.LocalSpark(settings.model_copy(update={"spark": local}))
-    try:
-        yield cache(lambda: started.start("state"))
-    finally:
-        logging.getLogger().addHandler(logging.NullHandler())  # Py4J would report there that the JVM is gone
-        started.kill()
+    logging.getLogger().addFilter(_not_of_py4j)
+    return spark_on_demand(settings.model_copy(update={"spark": local}), "state", kill=True)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """False for Py4J's reports that the JVM is gone.
+
+    A thread of Py4J's makes them, as objects are freed after the kill, with the functions of `logging`: by the root
+    logger. So the filter stays there to the end of the process.
+    """
+    return record.module != "java_gateway"
 
 
 def _wanted(key: str) -> str | dict[str, Any]:

@@ -115,16 +115,16 @@ def run(
     def done(report: BatchReport) -> None:
         entries[report.entry.batch] = report.entry
 
-    judged = _judging(stream, drops=not sliced)
+    lenient = _setting_aside(stream, drops=not sliced)
     try:
         queries = SparkQueries(target, connection=connection, archives=Archives(settings), external=DiscardedSinks())
         hooks = QueryHooks("available-now", threading.Event(), built, done)
-        launched = queries.launch(spark, judged, queries.preflight(judged).snapshot, hooks)
+        launched = queries.launch(spark, lenient, queries.preflight(lenient).snapshot, hooks)
         _wait(launched.query)
         failure = pipelines[0].failure or launched.query.exception()
         if failure is not None:
             raise classify(failure) from failure
-        made = _made(target, judged, list(entries.values()))
+        made = _made(target, lenient, list(entries.values()))
         for each in sliced:
             if each.event_time not in made.times:
                 made.times[each.event_time] = _event_times(spark, each, connection)
@@ -162,7 +162,7 @@ def _settings(settings: Settings, stream: Stream, folder: Path) -> Settings:
     return target.model_copy(update={"table": target.table.model_copy(update={"compact_after_files": 0})})
 
 
-def _judging(stream: Stream, *, drops: bool) -> Stream:
+def _setting_aside(stream: Stream, *, drops: bool) -> Stream:
     """The stream with an error policy that sets aside again what would stop it; what it `drops`, if that is wanted.
 
     The default budget holds, of records on which the function raises: each costs some runs of the function.

@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, passed_watermark
-from reprocessing.slices.spans import MOST_DAYS, Lost, Span, rebuild_spans
+from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, passed_watermark, rebuild
+from reprocessing.slices.spans import MOST_DAYS, Lost, TimeSpan, each_slice
 from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.table_rows import dataset
@@ -180,8 +181,9 @@ def rebuild_late(tools: Tools, made: Sliceable, *, most: int = MOST_DAYS) -> Lat
     A day whose records are gone is noted as lost, and the other ones are rebuilt; any other error is raised.
     """
     reports = []
-    due = [Span.of(_slice(made, each.day)) for each in late_days(tools.settings, made) if each.state == "to rebuild"]
-    for spans, outcome in rebuild_spans(tools, made, due, most=most):
+    days = [each.day for each in late_days(tools.settings, made) if each.state == "to rebuild"]
+    due = (TimeSpan.of(_slice(made, day)) for day in days)
+    for spans, outcome in each_slice(made, due, partial(rebuild, tools, made), most=most):
         if isinstance(outcome, Lost):
             day = spans[0].begin.astimezone(made.slices.calendar).date().isoformat()
             tools.tell(f"{day} of table {made.table.name} cannot be rebuilt: {outcome.why}")

@@ -349,22 +349,27 @@ class SliceReport:
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckedLetters:
     """Dead letters of the slice's topic, by partition and offset, that the code of today was run on already.
 
-    A slice is made without the records on which the function raised, by their dead letters. Those in `good` are read
-    all the same, those in `bad` are left out too.
+    A slice is made without the records on which the function raised, by their dead letters. The `accepted` ones are
+    read all the same, the `rejected` ones are left out too.
     """
 
-    good: Set[tuple[int, int]] = frozenset()
-    bad: Set[tuple[int, int]] = frozenset()
+    accepted: Set[tuple[int, int]] = frozenset()
+    rejected: Set[tuple[int, int]] = frozenset()
 
     def aside(self, letters: Aside) -> Aside:
         """What a slice is made without."""
-        return {place: None for place in (*letters, *self.bad) if place not in self.good}
+        return {place: None for place in (*letters, *self.rejected) if place not in self.accepted}
 
 
-NONE_JUDGED = Judged()
+NO_LETTERS = CheckedLetters()
+
+
+def slice_offsets(tools: Tools, made: Sliceable, begin: str, end: str | None) -> OffsetRange:
+    """The offsets that the slice would be made from now; raises what `rebuild` raises before it starts Spark."""
+    return _closed_base(tools, made, slice_range(made.slices, column_kind(tools.settings, made), begin, end)).offsets
 
 
 def rebuild(
@@ -374,7 +379,7 @@ def rebuild(
     end: str | None,
     *,
     dry_run: bool = False,
-    judged: Judged = NONE_JUDGED,
+    letters: CheckedLetters = NO_LETTERS,
 ) -> SliceReport:
     """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt."""
     kind = column_kind(tools.settings, made)
@@ -390,7 +395,7 @@ def rebuild(
             table.remove_staged({request.id for request in requests.waiting()})
             staged = table.stage(name)
             try:
-                started = _Attempt(tools, made, chosen, base, name, requests, began, attempt, judged)
+                started = _Attempt(tools, made, chosen, base, name, requests, began, attempt, letters)
                 done = _attempt(started, staged, dry_run)
             finally:
                 if requests.outcome(name) is not None or name not in {each.id for each in requests.waiting()}:
@@ -418,7 +423,7 @@ class _Attempt:
     requests: SliceRequests
     began: float
     number: int
-    judged: Judged
+    letters: CheckedLetters
 
     def report(self, outcome: str, version: int | None, rebuilt: Rebuilt, difference: Difference) -> SliceReport:
         return SliceReport(
@@ -513,7 +518,7 @@ def _compute(at: _Attempt, staged: StagedSlice) -> Rebuilt:
         readable = Archives(at.tools.settings)
         archive = readable.of(stream, offsets.topic, offsets.topic_id)
         void = readable.void_of(stream, offsets.topic, offsets.topic_id)
-        aside = at.judged.aside(of_letters(at.tools.settings.tables / stream.dead_letters, offsets.topic))
+        aside = at.letters.aside(of_letters(at.tools.settings.tables / stream.dead_letters, offsets.topic))
         source = KafkaSource(made.parameter, made.topic, client, made.topic.delay, archive, void, aside=aside)
         frame = source.batch(spark, offsets.start, offsets.end)
         if made.required:

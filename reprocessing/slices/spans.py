@@ -8,53 +8,51 @@ before Spark starts, so lost spans do not count as rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
-from reprocessing.slices.rebuild import NONE_JUDGED, Judged, OffsetsSkipped, SliceReport, Tools, rebuild
-from streaming_jobs.declare.slices import SliceRange
+from reprocessing.slices.rebuild import OffsetsSkipped
+from streaming_jobs.declare.slices import SliceRange, begin_of
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.runtime.sliceable import Sliceable
 
 MOST_DAYS = 31
 """Days of a table that one run rebuilds at most, unless the caller says otherwise."""
 DAY = timedelta(days=1)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, order=True)
-class Span:
+class TimeSpan:
     """A part of the column of slices: from `begin` to before `end`, both in UTC."""
 
     begin: datetime
     end: datetime
 
     @classmethod
-    def of(cls, chosen: SliceRange) -> Span:
+    def of(cls, chosen: SliceRange) -> TimeSpan:
         return cls(chosen.begin, chosen.end)
 
-    def has(self, other: Span) -> bool:
+    def has(self, other: TimeSpan) -> bool:
         return self.begin <= other.begin and other.end <= self.end
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Records that a span would be rebuilt from are gone; `why` in words."""
+    """Says that a span cannot be rebuilt: records that it is made from are gone, or skipped; `why` is the refusal."""
 
     why: str
 
 
-Outcome = tuple[Sequence[Span], SliceReport | Lost]
-"""Spans that were one slice, and its report; or one span that is lost."""
-
-
-def grouped(spans: Iterable[Span], gap: timedelta, most: int) -> list[list[Span]]:
+def grouped(spans: Iterable[TimeSpan], gap: timedelta, most: int) -> list[list[TimeSpan]]:
     """The first spans, in their order, in groups of one slice each, which are at most `most` days long together.
 
     Within a group no gap is longer than `gap`. A group counts as whole days, one at least; the first span is taken
     however long it is.
     """
-    groups: list[list[Span]] = []
+    groups: list[list[TimeSpan]] = []
     before, end = 0, datetime.min
     for span in sorted(set(spans)):
         joins = bool(groups) and span.begin - end <= gap
@@ -76,52 +74,53 @@ def _days(begin: datetime, end: datetime) -> int:
     return max(1, round((end - begin) / DAY))
 
 
-def rebuild_spans(
-    tools: Tools,
+def each_slice(
     made: Sliceable,
-    spans: Iterable[Span],
+    spans: Iterable[TimeSpan],
+    attempt: Callable[[str, str], Result],
     *,
     gap: timedelta = timedelta(0),
     most: int = MOST_DAYS,
-    judged: Judged = NONE_JUDGED,
-    dry_run: bool = False,
-) -> Iterator[Outcome]:
-    """Yields the outcomes of the first spans, until `most` days are rebuilt; raises any error other than a loss."""
+) -> Iterator[tuple[Sequence[TimeSpan], Result | Lost]]:
+    """Yields the first spans, as slices, with what `attempt` returns for the borders of each; `most` days, at most.
+
+    Lost spans are yielded alone, and count as no day. Any error of `attempt` other than a loss is raised.
+    """
     waiting, left = sorted(set(spans)), most
     while waiting and left > 0:
         groups = grouped(waiting, gap, left)
         waiting = waiting[sum(map(len, groups)) :]
         for group in groups:
-            for outcome in _rebuilt(tools, made, group, judged, dry_run=dry_run):
-                if not isinstance(outcome[1], Lost):
-                    left -= _days(outcome[0][0].begin, _end(outcome[0]))
-                yield outcome
+            for part, result in _attempted(made, group, attempt):
+                if not isinstance(result, Lost):
+                    left -= _days(part[0].begin, _end(part))
+                yield part, result
 
 
-def _rebuilt(
-    tools: Tools, made: Sliceable, spans: Sequence[Span], judged: Judged, *, dry_run: bool
-) -> Iterator[Outcome]:
-    begin, end = (_text(made, at) for at in (spans[0].begin, _end(spans)))
+def _attempted(
+    made: Sliceable, spans: Sequence[TimeSpan], attempt: Callable[[str, str], Result]
+) -> Iterator[tuple[Sequence[TimeSpan], Result | Lost]]:
     try:
-        yield spans, rebuild(tools, made, begin, end, dry_run=dry_run, judged=judged)
+        yield spans, attempt(*borders(made, spans))
     except (OffsetsLost, OffsetsSkipped) as error:  # refused before Spark starts
         if len(spans) == 1:
             yield spans, Lost(error.found)
             return
         middle = len(spans) // 2
-        yield from _rebuilt(tools, made, spans[middle:], judged, dry_run=dry_run)
-        yield from _rebuilt(tools, made, spans[:middle], judged, dry_run=dry_run)
+        yield from _attempted(made, spans[middle:], attempt)
+        yield from _attempted(made, spans[:middle], attempt)
 
 
-def _end(spans: Sequence[Span]) -> datetime:
+def borders(made: Sliceable, spans: Sequence[TimeSpan]) -> tuple[str, str]:
+    """Begin and end of the slice of these spans, which are sorted, as `rebuild` takes them."""
+    return _text(made, spans[0].begin), _text(made, _end(spans))
+
+
+def _end(spans: Sequence[TimeSpan]) -> datetime:
     return max(span.end for span in spans)
 
 
 def _text(made: Sliceable, at: datetime) -> str:
-    """A border as `rebuild` takes it: a day of the calendar, if it is a midnight there."""
-    local = at.astimezone(made.slices.calendar)
-    return (
-        local.date().isoformat()
-        if local == local.replace(hour=0, minute=0, second=0, microsecond=0)
-        else at.isoformat()
-    )
+    """A day of the calendar, if the day begins there; otherwise the time."""
+    day = at.astimezone(made.slices.calendar).date()
+    return day.isoformat() if at == begin_of(day, made.slices.calendar) else at.isoformat()

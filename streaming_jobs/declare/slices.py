@@ -126,7 +126,7 @@ def slice_range(slices: Slices, kind: str, begin: str, end: str | None) -> Slice
     if end is None and not day:
         raise UsageError(f"the slice begins at the time {begin} and has no end", "name it: --to")
     if end is None:
-        last, day_too = _midnight(date.fromisoformat(begin) + timedelta(days=1), slices.calendar), True
+        last, day_too = begin_of(date.fromisoformat(begin) + timedelta(days=1), slices.calendar), True
     else:
         last, day_too = _instant(slices, end)
     if kind == "date" and not (day and day_too):
@@ -139,7 +139,7 @@ def slice_range(slices: Slices, kind: str, begin: str, end: str | None) -> Slice
 def _instant(slices: Slices, text: str) -> tuple[datetime, bool]:
     """A day's midnight or a time, in UTC; and True for a day."""
     try:
-        return _midnight(date.fromisoformat(text), slices.calendar), True
+        return begin_of(date.fromisoformat(text), slices.calendar), True
     except ValueError:
         pass
     try:
@@ -149,5 +149,6 @@ def _instant(slices: Slices, text: str) -> tuple[datetime, bool]:
     return at.replace(tzinfo=at.tzinfo or slices.calendar).astimezone(UTC), False
 
 
-def _midnight(day: date, zone: ZoneInfo) -> datetime:
+def begin_of(day: date, zone: ZoneInfo) -> datetime:
+    """The first moment of a day, in UTC: its midnight, or the change of the clocks that skips this midnight."""
     return datetime.combine(day, time(), zone).astimezone(UTC)

@@ -150,10 +150,10 @@ class LocalSpark:
 
 
 @contextmanager
-def spark_on_demand(settings: Settings, name: str) -> Iterator[Callable[[], SparkSession]]:
+def spark_on_demand(settings: Settings, name: str, *, kill: bool = False) -> Iterator[Callable[[], SparkSession]]:
     """Gives a function that returns the session, and starts it when it is first called; after a failed start, anew.
 
-    The block ends it; after an exception without waiting for a running query.
+    The block ends it; after an exception, or with `kill`, without waiting for a running query.
     """
     runtime, sessions = LocalSpark(settings), list[Any]()
 
@@ -174,7 +174,10 @@ def spark_on_demand(settings: Settings, name: str) -> Iterator[Callable[[], Spar
     except BaseException:
         runtime.kill()
         raise
-    runtime.stop()
+    if kill:
+        runtime.kill()
+    else:
+        runtime.stop()
 
 
 @dataclass

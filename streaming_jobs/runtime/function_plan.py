@@ -136,6 +136,14 @@ class FunctionPlan:
         """True if the outputs have to be made of one frame; without state or a join, each batch makes them anew."""
         return self.traits.stateful or len(self.stream.sources) > 1
 
+    def checked_frame(self) -> DataFrame:
+        """The frame that the outputs are made of, or the first output where each batch makes them anew.
+
+        Raises ConfigurationError for outputs that would have to be made of one frame, and are not.
+        """
+        shared = len(self.outputs) > 1 and self.shared
+        return SharedPlan.of(self.stream.name, self.outputs).frame if shared else next(iter(self.outputs.values()))
+
     def checked_state(self, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:
         """The fingerprint of the state that the function builds; raises PreflightRefused if it has to keep another."""
         before, fingerprint = self._states(record)
@@ -190,8 +198,7 @@ class FunctionPlan:
             return StateChange("harmless", "the stream has no state yet")
         if changes := self.other_sources(record, of):
             return StateChange("state has to be rebuilt", changes)
-        shared = len(self.outputs) > 1 and self.shared
-        frame = SharedPlan.of(self.stream.name, self.outputs).frame if shared else next(iter(self.outputs.values()))
+        frame = self.checked_frame()
         options = {"spark.sql.constraintPropagation.enabled": "true"} if joins_streams else {}
         if record.adopted:
             options |= format_of_state(of)

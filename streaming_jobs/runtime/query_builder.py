@@ -331,8 +331,7 @@ class QueryBuilder:
         plan = FunctionPlan(self.stream, self.settings, outputs)
         self._check_isolation(spark, self._sources({}), plan.traits, self._lookups.frames(spark))
         self._late_records(spark, self._sources({}))
-        if len(outputs) > 1 and plan.shared:
-            SharedPlan.of(self.stream.name, outputs)
+        plan.checked_frame()
         plan.check_sources(record, StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation))
         fingerprint = plan.checked_state(record, keeps_state=keeps_state)
         check_external(self.stream, outputs)
@@ -485,6 +484,7 @@ class QueryBuilder:
             topics = tuple(BoundTopic(t.name, t.topic_id or "", dict(starts[t.name])) for t in snapshot.topics)
             record = replace(record, topics=topics)
         before, here = record, StreamFolder.of(self.settings, self.stream.name).checkpoint(record.generation)
+        plan.checked_frame()  # first: the sources of one output say nothing of outputs that are not made of one frame
         plan.check_sources(before, here)
         if changes := plan.other_sources(before, here):
             raise other_state(self.stream.name, changes, self.stream.rebuild_step())

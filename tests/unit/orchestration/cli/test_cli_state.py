@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestration.cli.state import UNCOUNTED
+from orchestration.cli.state import _spark
 from streaming_jobs.errors import UsageError
 from streaming_jobs.inspection import operator_state
 from streaming_jobs.inspection.operator_state import StateStore, StoreFigures
@@ -22,6 +23,7 @@ from streaming_jobs.testing import MemoryRuntime
 from tests.support.life import Life
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
+COUNT = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 STORE = StateStore(0, "transformWithStateExec", "last", 4, {"stateVarName": "last"})
 FIGURES = StoreFigures(STORE, {"key": "struct<user:string>"}, 1200, 2048, 800, 1, 1201)
@@ -36,7 +38,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> MemoryRuntime:
 
     def local(settings: Settings) -> MemoryRuntime:
         extra = settings.spark.extra
-        assert (settings.spark.master, extra[UNCOUNTED], extra["spark.ui.retainedJobs"]) == ("local[*]", "false", "7")
+        assert (settings.spark.master, extra[COUNT], extra["spark.ui.retainedJobs"]) == ("local[*]", "false", "7")
         assert extra["spark.driver.extraJavaOptions"] == f"{ONE_COMPILER} -Xmx1g", "Java takes the last one"
         return started
 
@@ -112,3 +114,28 @@ def test_a_stream_without_state_starts_no_spark(life: Life, run: Run, spark: Mem
     assert "no state: these streams have not run, or keep none" in run.ended(0, "state", "list").err
     assert "has no state" in run.ended(UsageError.exit_code, "state", "show", life.stream.name, "--key", "a").err
     assert spark.names == []
+
+
+def test_a_value_of_the_user_takes_the_place_of_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Settings] = []
+    monkeypatch.setattr(runtime, "LocalSpark", lambda settings: begun.append(settings) or MemoryRuntime())
+    monkeypatch.setenv("RECOURSE_SPARK__EXTRA", json.dumps({COUNT: "true"}))
+    with _spark(Settings.load()) as spark:
+        spark()
+    assert begun[0].spark.extra[COUNT] == "true"
+
+
+def test_only_the_reports_of_py4j_are_silenced_and_the_root_logger_keeps_its_handlers(
+    life: Life, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Py4J reports the end of the JVM by the root logger, from a thread of its own, so after the command's end too."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "filters", [])
+    handlers = list(root.handlers)
+    for _ in range(2):
+        run.ended(0, "state", "list")
+    report = "import logging; logging.error('Exception while sending command.')"
+    exec(compile(report, "site-packages/py4j/java_gateway.py", "exec"))
+    logging.error("of another library")
+    assert caplog.messages == ["of another library"]
+    assert root.handlers == handlers and len(root.filters) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,11 +18,11 @@ from reprocessing.redrive.redrive import checked
 from reprocessing.redrive.refusals import refused_rows
 from reprocessing.redrive.run import Made
 from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_windows, span_of
-from reprocessing.slices.rebuild import Judged, Tools
-from reprocessing.slices.spans import Lost, Span
+from reprocessing.slices.rebuild import CheckedLetters, Tools
+from reprocessing.slices.spans import MOST_DAYS, TimeSpan
 from streaming_jobs import DeltaTable, Holds, Stream
-from streaming_jobs.declare.slices import Slices
-from streaming_jobs.errors import UsageError
+from streaming_jobs.declare.slices import Slices, slice_range
+from streaming_jobs.errors import OffsetsLost, UsageError
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
@@ -44,13 +45,13 @@ def place(offset: int) -> Place:
 
 
 def test_a_record_belongs_to_the_span_that_its_rows_may_have() -> None:
-    assert span_of(made(), "timestamp", at(10.5)) == Span(at(9.5), at(11.5) + timedelta(minutes=1))
-    assert span_of(made(Slices("at")), "timestamp", at(10.5)) == Span(at(10.5), at(10.5) + timedelta(minutes=1))
+    assert span_of(made(), "timestamp", at(10.5)) == TimeSpan(at(9.5), at(11.5) + timedelta(minutes=1))
+    assert span_of(made(Slices("at")), "timestamp", at(10.5)) == TimeSpan(at(10.5), at(10.5) + timedelta(minutes=1))
     midnight = datetime(2013, 3, 2, 5, tzinfo=UTC)
-    of_day = Span(midnight - DAY, midnight)
+    of_day = TimeSpan(midnight - DAY, midnight)
     assert span_of(made(), "date", midnight - timedelta(hours=2)) == of_day
-    assert span_of(made(), "date", midnight - timedelta(hours=1)) == Span(of_day.begin, midnight + DAY)
-    assert span_of(made(), "date", midnight + timedelta(minutes=59)) == Span(of_day.begin, midnight + DAY)
+    assert span_of(made(), "date", midnight - timedelta(hours=1)) == TimeSpan(of_day.begin, midnight + DAY)
+    assert span_of(made(), "date", midnight + timedelta(minutes=59)) == TimeSpan(of_day.begin, midnight + DAY)
 
 
 def test_a_record_waits_until_the_watermark_has_passed_its_windows() -> None:
@@ -74,57 +75,78 @@ def test_each_span_is_within_the_piece_that_begins_last_before_it(minutes: set[i
     assert all(part.end - part.begin <= DAY or part in spans for part in parts)
 
 
+class TableSlices:
+    """Slices of tables: those that begin on a `lost` day of a table are refused, the other ones read the offsets."""
+
+    def __init__(self, lost: Collection[tuple[str, int]] = (), first: int = 0, end: int = 1000) -> None:
+        self.lost, self.read = lost, OffsetRange("days", TOPIC_ID, {0: first}, {0: end})
+        self.rebuilt: dict[str, list[CheckedLetters]] = {}
+
+    def offsets(self, _: Tools, table: Sliceable, *border: str) -> OffsetRange:
+        assert not self.rebuilt, "which records fit is known before the first rebuild"
+        begin = slice_range(table.slices, "timestamp", *border).begin
+        if (table.table.name, (begin - BEGIN).days) in self.lost:
+            raise OffsetsLost("offsets are gone")
+        return self.read
+
+    def rebuild(self, _: Tools, table: Sliceable, *__: str, letters: CheckedLetters, dry_run: bool) -> Any:
+        assert not dry_run
+        self.rebuilt.setdefault(table.table.name, []).append(letters)
+        return SimpleNamespace(offsets=self.read)
+
+
 def rebuilt_by(
     monkeypatch: pytest.MonkeyPatch,
     life: Days,
-    times: dict[int, datetime],
-    outcomes: Any,
-    dead: set[int] = frozenset(),  # type: ignore[assignment]
-) -> tuple[Windows, list[Judged]]:
-    """The windows after a rebuild whose outcomes are given, on a stream whose watermark is at the end of time."""
-    judged: list[Judged] = []
-
-    def rebuild_spans(*_: Any, **options: Any) -> Any:
-        judged.append(options["judged"])
-        return outcomes(sorted(_[2]))
-
-    monkeypatch.setattr(module, "rebuild_spans", rebuild_spans)
+    times: Mapping[int, datetime],
+    slices: TableSlices,
+    dead: Collection[int] = (),
+    unread: Collection[int] = (),
+) -> dict[int, str]:
+    """By offset the reasons why records are left, on a stream whose watermark is at the end of time."""
+    monkeypatch.setattr(module, "slice_offsets", slices.offsets)
+    monkeypatch.setattr(module, "rebuild", slices.rebuild)
     monkeypatch.setattr(module, "passed_watermark", lambda *_: at(10_000))
+    monkeypatch.setattr(module, "column_kind", lambda *_: "timestamp")
     of_code = Made(times={"at": {place(offset): each for offset, each in times.items()}})
     tools = Tools(life.settings, None, "", None)  # type: ignore[arg-type]
-    tables = [sliceable(life.stream)]
-    places, others = [place(each) for each in (*times, *dead, 50)], {place(each) for each in dead}
-    return rebuild_windows(tools, life.record, tables, of_code, places, others, dry_run=False), judged
+    tables = [sliceable(life.stream, sink.name) for sink in life.stream.sinks.values()]
+    places, others = [place(each) for each in (*times, *dead, *unread)], {place(each) for each in dead}
+    found = rebuild_windows(tools, life.record, tables, of_code, places, others, dry_run=False)
+    assert len(found.slices) == sum(map(len, slices.rebuilt.values()))
+    return {offset: why for (_, _, offset), why in found.left.items()}
 
 
-def report(first: int, end: int) -> Any:
-    return SimpleNamespace(offsets=OffsetRange("days", TOPIC_ID, {0: first}, {0: end}))
-
-
-def test_records_that_no_rebuild_has_read_are_left_with_the_reason(
+def test_records_that_no_rebuild_reads_are_left_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of three days: those of the first were read up to an offset, the second is lost, the third not tried."""
-    times = {1: at(1), 9: at(2), 10: at(3), 20: at(49), 30: at(97), 40: at(1)}
+    """Day 0 reads an offset range, day 3 is lost, and a slice every third day from then on is one too many."""
+    times = {1: at(1), 9: at(2), 1000: at(3), 20: at(72), 40: at(1)}
+    times |= {100 + number: at(72 * (2 + number)) for number in range(MOST_DAYS)}
+    slices = TableSlices({("days", 3)}, first=2, end=1000)
+    left = rebuilt_by(monkeypatch, Days.of(tmp_path, 3), times, slices, dead={40}, unread={50})
+    assert set(left) == {1, 1000, 20, 100 + MOST_DAYS - 1, 50}
+    assert "has not read it" in left[50] and "has not read it" in left[1] and "has not read it" in left[1000]
+    assert "offsets are gone" in left[20] and "run it again" in left[100 + MOST_DAYS - 1]
+    fitting = {9, *(100 + number for number in range(MOST_DAYS - 1))}
+    assert slices.rebuilt == {"days": [CheckedLetters({(0, each) for each in fitting}, {(0, 40)})] * MOST_DAYS}
 
-    def outcomes(parts: list[Span]) -> Any:
-        assert len(parts) == 3, "the dead record names no span"
-        yield [parts[1]], Lost("offsets are gone")
-        yield [parts[0]], report(2, 10)
 
-    found, (judged,) = rebuilt_by(monkeypatch, Days.of(tmp_path, 3), times, outcomes, dead={40})
-    assert len(found.slices) == 1
-    assert set(found.left) == {place(1), place(10), place(20), place(30), place(50)}
-    assert "has not read it" in found.left[place(50)]
-    assert "has not read it" in found.left[place(1)] and "has not read it" in found.left[place(10)]
-    assert "offsets are gone" in found.left[place(20)] and "run it again" in found.left[place(30)]
-    assert judged == Judged({(0, n) for n in (1, 9, 10, 20, 30)}, {(0, 40)})
+def test_a_record_that_one_table_has_to_leave_is_put_into_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Days.of(tmp_path, 1)
+    life.stream = replace(life.stream, sinks={**life.stream.sinks, "other": DeltaTable("other", slices=Slices("at"))})
+    slices = TableSlices({("other", 3)})
+    left = rebuilt_by(monkeypatch, life, {1: at(1), 20: at(72), 30: at(73)}, slices)
+    assert set(left) == {20, 30} and "table other is lost" in left[20]
+    assert slices.rebuilt == {name: [CheckedLetters({(0, 1)})] for name in ("days", "other")}
 
 
 def test_a_slice_reads_letters_that_are_good_now_and_leaves_out_those_that_raise_now() -> None:
     letters = dict.fromkeys([(0, 1), (0, 2)])
-    assert set(Judged().aside(letters)) == {(0, 1), (0, 2)}
-    assert set(Judged({(0, 1)}, {(0, 3)}).aside(letters)) == {(0, 2), (0, 3)}
+    assert set(CheckedLetters().aside(letters)) == {(0, 1), (0, 2)}
+    assert set(CheckedLetters({(0, 1)}, {(0, 3)}).aside(letters)) == {(0, 2), (0, 3)}
 
 
 def test_only_dead_letters_of_streams_whose_tables_all_have_slices_are_redriven(tmp_path: Path) -> None:

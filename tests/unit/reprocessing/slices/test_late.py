@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprocessing.slices import spans as spans_module
+from reprocessing.slices import late as late_module
 from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late, unanswered
 from reprocessing.slices.rebuild import OffsetsSkipped, Tools
 from streaming_jobs.declare.slices import Slices
@@ -211,7 +211,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
     assert isinstance(life, LateDays)
     life.keep(11, *((200 + number, [number]) for number in range(9)))
     rebuilds, said = Rebuilds(life, 3, gone), list[str]()
-    monkeypatch.setattr(spans_module, "rebuild", rebuilds)
+    monkeypatch.setattr(late_module, "rebuild", rebuilds)
     tools = Tools(life.settings, None, "", None, said.append)  # type: ignore[arg-type]
     report = rebuild_late(tools, sliceable(life.stream))
     assert report.days("lost") == [day(0), day(1), day(2)] and len(report.left) == 3
@@ -228,7 +228,7 @@ def test_days_whose_records_are_gone_are_lost_and_hold_no_other_day_up(
 
 
 def test_an_error_that_may_pass_ends_the_run_and_marks_no_day(life: LateDays, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
+    monkeypatch.setattr(late_module, "rebuild", Rebuilds(life, 9, LeaseBusy("another slice", "wait")))
     with pytest.raises(LeaseBusy):
         rebuild_late(Tools(life.settings, None, "", None), sliceable(life.stream))  # type: ignore[arg-type]
     assert all(each.state == "to rebuild" for each in late_days(life.settings, sliceable(life.stream)))

@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from reprocessing.replay.difference import Difference
-from reprocessing.slices.rebuild import SliceOpen, late_records, nothing_committed, take_base
+from reprocessing.slices.rebuild import SliceOpen, Tools, late_records, nothing_committed, slice_offsets, take_base
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -38,6 +38,8 @@ def test_the_records_are_those_from_the_lower_bound_to_the_ledger_s_end(life: Da
     made = base(life)
     assert (dict(made.offsets.start), dict(made.offsets.end)) == ({0: (DAY - 1) * HOURS}, {0: 5 * HOURS})
     assert made.table.version == life.stored().version and made.entry.batch == 4
+    tools = Tools(life.settings, Topics(), "", None)  # type: ignore[arg-type]
+    assert slice_offsets(tools, sliceable(life.stream), f"2013-03-{1 + DAY:02}", None) == made.offsets
 
 
 def test_reach_comes_on_top_of_it(tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-from types import SimpleNamespace
+from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from reprocessing.slices import spans as module
 from reprocessing.slices.rebuild import OffsetsSkipped
-from reprocessing.slices.spans import DAY, Lost, Span, grouped, rebuild_spans
-from streaming_jobs.declare.slices import Slices, slice_range
+from reprocessing.slices.spans import DAY, Lost, TimeSpan, each_slice, grouped
+from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError
 from streaming_jobs.runtime.sliceable import sliceable
 from tests.support.days import BEGIN, declared
@@ -20,12 +19,12 @@ from tests.support.days import BEGIN, declared
 NONE = timedelta(0)
 
 
-def span(begin: float, end: float) -> Span:
+def span(begin: float, end: float) -> TimeSpan:
     """By days."""
-    return Span(BEGIN + timedelta(days=begin), BEGIN + timedelta(days=end))
+    return TimeSpan(BEGIN + timedelta(days=begin), BEGIN + timedelta(days=end))
 
 
-def days(*numbers: int) -> list[Span]:
+def days(*numbers: int) -> list[TimeSpan]:
     return [span(number, number + 1) for number in numbers]
 
 
@@ -44,14 +43,14 @@ def days(*numbers: int) -> list[Span]:
     ],
 )
 def test_a_run_takes_the_first_spans_and_the_near_ones_are_one_slice(
-    spans: list[Span], gap: timedelta, most: int, expected: list[list[Span]]
+    spans: list[TimeSpan], gap: timedelta, most: int, expected: list[list[TimeSpan]]
 ) -> None:
     assert grouped(spans, gap, most) == expected
 
 
 def test_days_on_which_the_clocks_change_are_days() -> None:
     slices = Slices("at", zone="America/New_York")
-    year = [Span.of(slice_range(slices, "timestamp", f"2013-11-{day:02}", None)) for day in range(1, 29)]
+    year = [TimeSpan.of(slice_range(slices, "timestamp", f"2013-11-{day:02}", None)) for day in range(1, 29)]
     assert grouped(year, NONE, 28) == [year] and grouped(year, NONE, 27) == [year[:27]]
 
 
@@ -61,38 +60,49 @@ class Rebuilds:
     def __init__(self, since: str, error: RecourseError) -> None:
         self.since, self.error, self.asked, self.refused = since, error, list[tuple[str, str]](), 0
 
-    def __call__(self, _: object, __: object, begin: str, end: str, **options: Any) -> Any:
-        assert set(options) == {"dry_run", "judged"}
+    def __call__(self, begin: str, end: str) -> str:
         if begin < self.since:
             self.refused += 1
             raise self.error
         self.asked.append((begin, end))
-        return SimpleNamespace(begin=begin)
+        return begin
 
 
-def outcomes(monkeypatch: pytest.MonkeyPatch, rebuilds: Rebuilds, spans: Sequence[Span], **options: Any) -> list[Any]:
-    monkeypatch.setattr(module, "rebuild", rebuilds)
-    return list(rebuild_spans(None, sliceable(declared()), spans, **options))  # type: ignore[arg-type]
+def results(rebuilds: Rebuilds, spans: Sequence[TimeSpan], **options: Any) -> list[Any]:
+    return list(each_slice(sliceable(declared()), spans, rebuilds, **options))
 
 
 @pytest.mark.parametrize("gone", [OffsetsLost("they are gone"), OffsetsSkipped("they were skipped")])
 def test_spans_whose_records_are_gone_are_lost_alone_and_use_none_of_the_runs_days(
-    monkeypatch: pytest.MonkeyPatch, gone: RecourseError
+    gone: RecourseError,
 ) -> None:
     rebuilds = Rebuilds("2013-03-06", gone)
-    made = outcomes(monkeypatch, rebuilds, days(*range(12)), most=4)
+    made = results(rebuilds, days(*range(12)), most=4)
     assert sorted(s for spans, each in made if isinstance(each, Lost) for s in spans) == days(*range(5))
     assert all(each.why == gone.found for _, each in made if isinstance(each, Lost))
     assert sorted(s for spans, each in made if not isinstance(each, Lost) for s in spans) == days(5, 6, 7, 8)
     assert rebuilds.refused < 12
 
 
-def test_a_border_within_a_day_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_border_within_a_day_is_a_time() -> None:
     rebuilds = Rebuilds("", OffsetsLost("gone"))
-    outcomes(monkeypatch, rebuilds, [span(0.5, 1)])
+    results(rebuilds, [span(0.5, 1)])
     assert rebuilds.asked == [("2013-03-01T12:00:00+00:00", "2013-03-02")]
 
 
-def test_an_error_that_may_pass_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("zone", "first"), [("America/Santiago", date(2025, 9, 6)), ("America/Havana", date(2025, 11, 1))]
+)
+def test_days_that_begin_as_the_clocks_change_are_days_of_a_column_of_dates(zone: str, first: date) -> None:
+    """In Santiago the second of these days begins at one o'clock; in Havana the hour after its midnight comes twice."""
+    slices = Slices("at", zone=zone)
+    chosen = [slice_range(slices, "date", (first + number * DAY).isoformat(), None) for number in range(3)]
+    made, rebuild = sliceable(declared(slices)), partial(slice_range, slices, "date")
+    for part in (chosen[:1], chosen[1:2], chosen[1:], chosen):
+        [(_, rebuilt)] = each_slice(made, map(TimeSpan.of, part), rebuild)
+        assert isinstance(rebuilt, SliceRange) and (rebuilt.begin, rebuilt.end) == (part[0].begin, part[-1].end)
+
+
+def test_an_error_that_may_pass_is_raised() -> None:
     with pytest.raises(LeaseBusy):
-        outcomes(monkeypatch, Rebuilds("3", LeaseBusy("another slice", "wait")), days(1))
+        results(Rebuilds("3", LeaseBusy("another slice", "wait")), days(1))

@@ -26,6 +26,7 @@ from streaming_jobs.errors import (
 )
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
+from streaming_jobs.runtime import function_plan
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.function_plan import FunctionPlan, emit_of
 from streaming_jobs.runtime.query_builder import (
@@ -151,6 +152,34 @@ def test_a_full_outer_join_that_would_match_null_with_null_is_refused_with_the_c
     assert "left.key.isNotNull()" in refused.value.next_step
     mended = plan.replace("(k#1 = k#2)", "((k#1 = k#2) AND isnotnull(k#1))")
     assert FunctionPlan(both, settings(), {"t": with_plan(mended)}).traits.joins_streams
+
+
+@pytest.mark.parametrize("by", ["the trial", "the start"])
+def test_outputs_over_different_topics_are_refused_as_such_not_as_a_topic_that_is_no_longer_read(
+    settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The first output alone has lost a topic, which the checkpoint has a position of; the second one reads it."""
+    other = replace(THINGS, name="other")
+    sinks = {name: DeltaTable(name) for name in ("t", "u")}
+    both = Stream("both", lambda a, b: {"t": a, "u": b}, {"a": THINGS, "b": other}, sinks)
+    plans: dict[str, Any] = {name: with_plan(f"~StreamingRelationV2 {name}") for name in "ab"}
+    outputs = {"t": plans["a"], "u": plans["b"]}
+    builder = assembly(settings(), both)
+    monkeypatch.setattr(FunctionPlan, "_sources_read", lambda *_: ([TOPIC, "other"], [TOPIC]))
+
+    def of(stream: str, outputs: object) -> None:
+        raise ConfigurationError(f"the outputs of {stream} are not made of one frame", "compute it once")
+
+    monkeypatch.setattr(function_plan, "SharedPlan", SimpleNamespace(of=of))
+    if by == "the trial":
+        monkeypatch.setattr(QueryBuilder, "_without_start", lambda *_: outputs)
+        monkeypatch.setattr(QueryBuilder, "_sources", lambda *_: [])
+        with pytest.raises(ConfigurationError, match="not made of one frame"):
+            builder.check(plans["a"].sparkSession, record(), keeps_state=False)
+        return
+    plan, none = FunctionPlan(both, builder.settings, outputs), plans["a"].sparkSession
+    with pytest.raises(ConfigurationError, match="not made of one frame"):
+        builder._bound(none, record(), settled(3), {}, plan)
 
 
 SUMS = "~Aggregate [k#1], [k#1, sum(v#2) AS s#3]\n+- ~StreamingRelationV2 kafka"
