@@ -92,8 +92,10 @@ def refuse_late_readers(context: RecoveryContext) -> None:
 
 
 def _existing(context: RecoveryContext, topic: str) -> str:
-    """The id of a topic that the stream declares; raises UsageError if it is gone."""
+    """The id of a topic that the stream declares; raises UsageError without it."""
     if (found := context.written.topic_id(topic)) is None:
+        if not context.plan.wrong_from.get(topic, {}):  # there was none when the plan was made
+            raise UsageError(f"there is no topic {topic}", f"create it; then {commands.resume(context.plan.id)}")
         raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
     return found
 
