@@ -76,12 +76,12 @@ def void_records(context: RecoveryContext) -> Mapping[str, Any]:
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
-    refuse_late_readers(context)
+    refuse_new_readers(context)
     groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}
 
 
-def refuse_late_readers(context: RecoveryContext) -> None:
+def refuse_new_readers(context: RecoveryContext) -> None:
     """Raise UsageError if a stream that the plan does not have reads what it changes, and has begun since then."""
     if late := left_out(context.settings, context.whole, [context.stream], context.topics):
         raise UsageError(
