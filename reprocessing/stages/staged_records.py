@@ -29,7 +29,7 @@ from streaming_jobs.sources.record_blocks import ArchivedRecords
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
-_AFTER_ALL = 1 << 40
+_FIRST_STAGED_OFFSET = 1 << 40
 """Added to the numbers of staged records, so that they come after every offset."""
 
 Staged = Mapping[str, Mapping[Txn, StagedBatch]]
@@ -51,7 +51,7 @@ def records_staged(context: RecoveryContext) -> int:
 def append_records(context: RecoveryContext) -> Mapping[str, Any]:
     """Append the staged records, each once, in the order of their batches; may be run again after a kill.
 
-    Raises PreflightRefused before the first one if records of a batch are gone, and the errors of topics and brokers.
+    Raises PreflightRefused before the first one if staged records are gone, and the errors of topics and brokers.
     """
     began, waiting = time.monotonic(), staged(context)
     at = context.rebuilt_table(context.stream.primary).position
@@ -59,7 +59,7 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
         name: [batch for txn, batch in of_topic.items() if at is not None and txn <= at]
         for name, of_topic in waiting.items()
     }
-    _refuse_incomplete(context, waiting)
+    refuse_incomplete(context)
     for sink in context.stream.topic_sinks.values():
         due = [batch for batch in batches[sink.ledger_name] if batch.written is None]
         if not due:
@@ -77,10 +77,11 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
     return {"records": records, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _refuse_incomplete(context: RecoveryContext, batches: Staged) -> None:
-    """Raise PreflightRefused if records of a batch are gone that the replay has counted."""
-    for entry in context.replayed():
-        for name, of_topic in batches.items():
+def refuse_incomplete(context: RecoveryContext) -> None:
+    """Raise PreflightRefused if staged records are gone: the replay has counted those of each batch."""
+    waiting = staged(context)
+    for entry in context.replayed() if waiting else ():
+        for name, of_topic in waiting.items():
             made = entry.rows.get(name, 0)
             there = of_topic[entry.txn].count if entry.txn in of_topic else 0
             if made != there:
@@ -102,7 +103,7 @@ def _list_batches(context: RecoveryContext) -> None:
 
 def rows_of(context: RecoveryContext, sink: KafkaSink) -> Iterator[ArchivedRecords]:
     """Yields the staged records of a topic as if they were in one partition of it, after everything else."""
-    number, now = _AFTER_ALL, int(time.time() * 1000)
+    number, now = _FIRST_STAGED_OFFSET, int(time.time() * 1000)
     for batch in staged_batches(context.staged_records / sink.name).values():
         for block in batch.blocks():
             of_topic = block.filter(pa.compute.equal(block["topic"], sink.name))

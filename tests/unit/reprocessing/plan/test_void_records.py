@@ -306,7 +306,7 @@ def test_a_topic_that_is_created_after_planning_gets_the_records_staged_for_it(
     plan = RecoveryPlan(only.id, 1.0, (only,))
     stages = stages_of(plan, beside=True)
     assert plan.followed == (only,) and {"void_records", "append_records"} <= {stage.name for stage in stages}
-    assert f"topic        {TOPIC}: nothing becomes void; corrected records are appended" in explain(plan, beside=True)
+    assert f"topic        {TOPIC}: nothing becomes void; corrected records are appended" in explain(plan, stages)
     save(settings := Settings.load({"home": tmp_path}), sealed(plan))
     assert load(settings, plan.id).streams[0].wrong_from == {TOPIC: {}}
 
