@@ -125,11 +125,11 @@ def written_until(context: RecoveryContext, topic: str) -> dict[int, int]:
     A partition that no batch after the replay's start has written is left out.
     """
     found, upto = dict[int, int](), context.result("follow")
-    goal, wanted = Txn(upto["generation"], upto["batch"]), len(context.plan.wrong_from[topic])
+    goal, partitions = Txn(upto["generation"], upto["batch"]), context.plan.wrong_from[topic].keys()
     topic_id = context.written.topic_id(topic)
     for day in ledger_file(context.settings, context.stream.name).days(context.stream.name):
         for line in reversed(day):
-            if line.txn <= context.plan.base.after or len(found) == wanted:
+            if line.txn <= context.plan.base.after or partitions <= found.keys():
                 return found
             for each in line.read().entry.written if line.txn <= goal else ():
                 if (each.topic, each.topic_id) == (topic, topic_id):

@@ -211,6 +211,13 @@ def test_the_published_records_end_with_the_batch_that_was_followed(context: Any
         line = LedgerEntry("batch", "s", "t", 1, batch, written=ranges)
         ledger_file(live, "s").append(line, {})
     assert written_until(context, "a") == {0: 49, 1: 59}
+    for batch in range(5):  # after planning the topic got a third partition, which the newest batches write
+        line = LedgerEntry(
+            "batch", "s", "t", 1, 8 + batch, written=(WrittenRange("a", "id-a", 2, batch, batch + 1, 1),)
+        )
+        ledger_file(live, "s").append(line, {})
+    context.result = lambda _: {"generation": 1, "batch": 12}
+    assert written_until(context, "a") == {0: 69, 1: 79, 2: 5}
     context.result = lambda _: {"generation": 1, "batch": 3}
     assert written_until(context, "a") == {1: 39}, "partition 0 has nothing after the replay's start"
 
