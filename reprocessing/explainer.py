@@ -13,7 +13,7 @@ from streaming_jobs.text.spelling import counted, instant_words
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 _APPENDED = 20_000.0
-"""Staged records that are appended to topics, and compared there, in a second: an order of magnitude."""
+"""Staged records appended to topics, and compared there, in a second: assumed, not measured."""
 
 
 def explain(plan: RecoveryPlan, stages: Sequence[Stage] | None = None) -> str:
@@ -115,14 +115,14 @@ def _stands_still(plan: RecoveryPlan) -> str:
     """For how long the streams of a plan stand still at the end: together, since all are published together."""
     parts = ["for seconds at the end"]
     for each in plan.followed:
-        records = sum(
+        offsets = sum(
             end - each.wrong_from.get(topic, {}).get(p, end)
             for topic, ends in each.ends_written.items()
             for p, end in ends.items()
         )
-        if records:
-            seconds, topics = math.ceil(records / _APPENDED), ", ".join(each.wrong_from)
-            parts.append(f"about {seconds:,} s to append some {records:,} records to {topics}")
+        if offsets:
+            seconds, topics = math.ceil(offsets / _APPENDED), ", ".join(each.wrong_from)
+            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')}")
     for each in plan.streams:
         if each not in plan.followed:
             time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"

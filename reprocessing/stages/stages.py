@@ -282,7 +282,7 @@ class AppendRecords(OfOneStream):
     name: ClassVar[str] = "append_records"
 
     def explain(self) -> str:
-        return f"append the staged records to {', '.join(self.plan.wrong_from)}, each batch in one transaction"
+        return f"append the staged records to {', '.join(self.plan.wrong_from)}, batch by batch"
 
     def run(self, recovery: Recovery) -> Result:
         return append_records(recovery.of(self.stream))

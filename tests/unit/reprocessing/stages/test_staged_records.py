@@ -173,7 +173,7 @@ def test_a_batch_that_a_kill_has_kept_from_its_note_is_appended_again_only_at_le
     context: Any,
     settings: SettingsFactory,
     monkeypatch: pytest.MonkeyPatch,
-    exactly_once: bool,  # noqa: FBT001
+    exactly_once: bool,
     shards: int | None,
     again: list[bytes],
 ) -> None:
