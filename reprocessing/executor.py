@@ -28,7 +28,17 @@ from reprocessing.stages.publish import has_published
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents, RunSuite, StageBegun, no_suites
 from reprocessing.stages.reopen import abort
 from reprocessing.stages.replay import replay
-from reprocessing.stages.stages import Audit, CleanUp, Compare, Follow, Result, Stage, TakeSavepoint, stages_of
+from reprocessing.stages.stages import (
+    Audit,
+    CleanUp,
+    Compare,
+    Follow,
+    Result,
+    Stage,
+    TakeSavepoint,
+    stages_now,
+    stages_of,
+)
 from reprocessing.stages.stopped_streams import let_start, stopped_streams
 from streaming_jobs.errors import UsageError
 from streaming_jobs.runtime.code_version import code_version
@@ -118,7 +128,7 @@ def resume(recovery: Recovery, *, stop_first: bool = False) -> None:
             _run_beside(recovery, check)
             return
         with _standing_by(recovery), stopped_streams(recovery, check):
-            _run_all(recovery, stages_of(plan, staged=recovery.journal.reached(Follow.name)))
+            _run_all(recovery, stages_now(plan, recovery.journal, stopping=True))
 
 
 def _run_beside(recovery: Recovery, check: Callable[[], None]) -> None:
@@ -153,9 +163,11 @@ def _standing_by(recovery: Recovery) -> Iterator[None]:
 
 
 def explained(settings: Settings, plan: RecoveryPlan) -> str:
-    """The plan's text, with its stages in the order in which they would run now."""
+    """The plan's text, with its stages in the order in which they would run now, or have run."""
+    if (journal := journal_of(settings, plan.id)).outcome != "planned":
+        return explain(plan, stages_now(plan, journal))
     beside = streams_run(settings, plan) and reason_to_stop_first(plan) is None
-    return explain(plan, beside=beside)
+    return explain(plan, stages_of(plan, beside=beside))
 
 
 def _goes_beside(recovery: Recovery, *, stop_first: bool) -> bool:
@@ -272,7 +284,7 @@ def _report(recovery: Recovery) -> None:
     """Write the report; a failure is only reported to the operator, and does not change the outcome."""
     plan = recovery.plan
     try:
-        content = page(plan, recovery.journal, recovery.differences, explain(plan))
+        content = page(plan, recovery.journal, recovery.differences, explain(plan, stages_now(plan, recovery.journal)))
         write_atomic(report_of(recovery.settings, plan.id), content)
     except OSError as error:
         recovery.events.tell(f"the report could not be written: {error}")

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
-from reprocessing.stages.stages import stages_of
+from reprocessing.stages.stages import Compare, Stage, stages_of
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted, instant_words
 
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 _APPENDED = 20_000.0
-"""Staged records that are appended to topics, and compared there, in a second: an order of magnitude."""
+"""Staged records appended to topics, and compared there, in a second: assumed, not measured."""
 
 
-def explain(plan: RecoveryPlan, *, beside: bool = False) -> str:
-    """The text of a plan; `beside`: its streams run, and will do so until the replay has caught up."""
-    lines = [*_head(plan)]
+def explain(plan: RecoveryPlan, stages: Sequence[Stage] | None = None) -> str:
+    """The text of a plan with these stages; by default those of streams that stop first."""
+    stages = stages_of(plan) if stages is None else stages
+    beside, lines = any(isinstance(stage, Compare) for stage in stages), [*_head(plan)]
     for each in plan.streams:
         lines += [*_stream(each), "", *(_skipped(each) if each.skips else _replayed(plan, each, beside)), ""]
-    return "\n".join([*lines, *_steps(plan, beside), "", *_after(plan)]) + "\n"
+    return "\n".join([*lines, *_steps(plan, stages), "", *_after(plan)]) + "\n"
 
 
 def _head(plan: RecoveryPlan) -> Iterator[str]:
@@ -114,14 +115,14 @@ def _stands_still(plan: RecoveryPlan) -> str:
     """For how long the streams of a plan stand still at the end: together, since all are published together."""
     parts = ["for seconds at the end"]
     for each in plan.followed:
-        records = sum(
+        offsets = sum(
             end - each.wrong_from.get(topic, {}).get(p, end)
             for topic, ends in each.ends_written.items()
             for p, end in ends.items()
         )
-        if records:
-            seconds, topics = math.ceil(records / _APPENDED), ", ".join(each.wrong_from)
-            parts.append(f"about {seconds:,} s to append some {records:,} records to {topics}")
+        if offsets:
+            seconds, topics = math.ceil(offsets / _APPENDED), ", ".join(each.wrong_from)
+            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')}")
     for each in plan.streams:
         if each not in plan.followed:
             time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"
@@ -153,9 +154,9 @@ def _skipped(plan: StreamRecoveryPlan) -> Iterator[str]:
     yield f"  {left} never read; the stream stands still for seconds, its tables stay readable"
 
 
-def _steps(plan: RecoveryPlan, beside: bool) -> Iterator[str]:
+def _steps(plan: RecoveryPlan, stages: Sequence[Stage]) -> Iterator[str]:
     yield "  What will happen:"
-    for number, stage in enumerate(stages_of(plan, beside=beside), 1):
+    for number, stage in enumerate(stages, 1):
         of_which = "" if stage.stream is None or len(plan.streams) == 1 else f"{stage.stream}: "
         yield f"  {number}. {stage.name:<19} {of_which}{stage.explain()}"
 

@@ -108,12 +108,11 @@ def show_plan(
     output: OutputOption = Output.text,
 ) -> None:
     """Show a plan and its progress."""
-    from reprocessing.explainer import explain
+    from reprocessing.executor import explained
     from reprocessing.plan.journal import journal_of
     from reprocessing.plan.plan_file import load
     from reprocessing.plan.targets import write_offsets
     from reprocessing.report.page import report_of
-    from reprocessing.stages.beside import streams_run
 
     call = invocation(context)
     settings = call.settings
@@ -133,12 +132,7 @@ def show_plan(
     ]
 
     def text() -> None:
-        if outcome == "planned" and streams_run(settings, plan):
-            from reprocessing.executor import explained
-
-            print(explained(settings, plan), end="")
-        else:
-            print(explain(plan, beside=journal.reached("follow")), end="")
+        print(explained(settings, plan), end="")
         print(
             f"\n  It {outcome if outcome.startswith('waits') else f'is {outcome}'}"
             + (f": {', '.join(done)} done" if done else "")

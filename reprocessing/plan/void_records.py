@@ -260,7 +260,10 @@ def first_changed(begins: PartitionOffsets, before: VoidRanges, after: VoidRange
 
 @dataclass(frozen=True)
 class WrittenAtPlanning:
-    """By topic and partition, the first offset that becomes void, and the end; notes about others who read them."""
+    """By topic and partition, the first offset that becomes void, and the end; notes about others who read them.
+
+    A declared topic that does not exist yet has no partitions in `wrong_from`, and is not in `ends`.
+    """
 
     wrong_from: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     ends: TopicOffsets = field(default_factory=dict)
@@ -319,7 +322,8 @@ def written_topics(
     records = [each for name in there if (each := topic_records.load(settings, name)) is not None]
     opened = Generation(snapshot.record.generation + 1, 0.0, "", start.generation, start.batch)
     earlier = declared_since(records, snapshot.record, start, opened)
-    wrong = wrong_from(start, ends, firsts, known=[known or {}, earlier])
+    absent = {name: dict[int, int]() for name in sinks if name not in ids}  # may be created until records are appended
+    wrong = {**wrong_from(start, ends, firsts, known=[known or {}, earlier]), **absent}
     notes = [
         *_compacted(snapshot, start, wrong, ends),
         *_groups(committed, wrong, ends),

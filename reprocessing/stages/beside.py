@@ -26,7 +26,7 @@ from reprocessing.replay.session import Border, launch_as
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.replay import run_to
 from reprocessing.stages.staged_records import records_staged
-from reprocessing.stages.void_ranges import refuse_late_readers
+from reprocessing.stages.void_ranges import refuse_new_readers
 from streaming_jobs.errors import PermanentError, PreflightRefused
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import TopicOffsets, by_place, ends_of, offsets_between, starts_of
@@ -118,7 +118,7 @@ def follow(context: RecoveryContext) -> Mapping[str, Any]:
     another stream has begun to read what the plan changes, and the failure of a session.
     """
     began, rounds, stalled, before, records = time.monotonic(), 0, 0, float("inf"), 0
-    refuse_late_readers(context)  # now as well as after the stop
+    refuse_new_readers(context)  # now as well as after the stop
     while True:
         if (goal := goal_of(context)) is None:
             raise PreflightRefused(

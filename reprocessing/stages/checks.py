@@ -227,15 +227,15 @@ def _staged_difference(context: RecoveryContext, sink: KafkaSink) -> Difference:
     return _records_differ(context, sink, published, right, rows_of(context, sink))
 
 
-Counting = tuple[Mapping[int, Span], VoidRanges]
-"""Ranges of a topic, and the offsets in them that do not count."""
+SpansToCompare = tuple[Mapping[int, Span], VoidRanges]
+"""By partition the range of a topic's offsets to compare, and the void ranges to leave out."""
 
 
 def _records_differ(
     context: RecoveryContext,
     sink: KafkaSink,
-    published: Counting,
-    rebuilt: Counting,
+    published: SpansToCompare,
+    rebuilt: SpansToCompare,
     staged: Iterable[SourceRecords] = (),
 ) -> Difference:
     """The difference of the records that count before and after; `staged` ones come after the rebuilt ranges."""

@@ -363,3 +363,20 @@ def _batch(at: float, entry: LedgerEntry) -> BatchRows:
 def _series(newest_first: Iterable[BatchRows]) -> BatchSeries:
     batches = list(islice(newest_first, READ + 1))
     return BatchSeries.of(batches[:READ][::-1], cut=len(batches) > READ)
+
+
+def border_words(context: RecoveryContext) -> str:
+    """The moment of the replay that is compared with the published tables."""
+    if context.plan.until is not None:
+        return f"  compared as of batch {context.plan.until.batch}; the rows after it are not part of the difference"
+    since = context.result("replay").get("since", 0)
+    if since is None:
+        return (
+            "  the replay has no batch that ends where the published tables do: what came since shows as a difference"
+        )
+    if not since:
+        return "  compared where the published tables end"
+    came = counted(since, "record")
+    return (
+        f"  compared where the published tables end; {came} that came since {'is' if since == 1 else 'are'} rebuilt too"
+    )

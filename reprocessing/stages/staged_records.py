@@ -1,10 +1,11 @@
 """Records for topics that a replay beside its stream has staged: appended once the stream has stopped, and compared.
 
     follow           each batch's records go to files in staging, and its rows to the staging tables
-    append_records   batch by batch, each topic gets the records in a transaction, as from the replay itself
+    append_records   batch by batch, each topic gets the records from the writer that its stream uses
 
-A topic's marker says which batches it has, and a note beside each batch where its records are. After a kill, batches up
-to the marker are passed over; only the newest of them may lack its note, and the marker has the same ranges.
+A note beside each batch has the ranges of its records in the topic. After a kill, batches with a note are passed over.
+Only the newest appended batch may lack its note: the topic's marker has the batch and the same ranges. A topic with
+delivery `at_least_once` has no marker, so it gets this batch a second time.
 
 Records of a batch that the staging tables lack are left out: Spark repeats that batch, and the replay appends it.
 """
@@ -29,15 +30,15 @@ from streaming_jobs.sources.record_blocks import ArchivedRecords
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import counted
 
-_AFTER_ALL = 1 << 40
-"""Added to the numbers of staged records, so that they come after every offset."""
+_FIRST_STAGED_OFFSET = 1 << 40
+"""Offsets of staged records begin here in a comparison: after every offset of the topic."""
 
 Staged = Mapping[str, Mapping[Txn, StagedBatch]]
-"""By the name of its sink in ledger entries, the batches of each topic."""
+"""By sink, as ledger entries name it, the staged batches in order."""
 
 
 def staged(context: RecoveryContext) -> Staged:
-    """What waits for the topics of the stream."""
+    """The staged batches of all topics of the stream, also those that are appended."""
     return {
         sink.ledger_name: staged_batches(context.staged_records / sink.name)
         for sink in context.stream.topic_sinks.values()
@@ -49,9 +50,12 @@ def records_staged(context: RecoveryContext) -> int:
 
 
 def append_records(context: RecoveryContext) -> Mapping[str, Any]:
-    """Append the staged records, each once, in the order of their batches; may be run again after a kill.
+    """Append the staged records in the order of their batches; may be run again after a kill.
 
-    Raises PreflightRefused before the first one if records of a batch are gone, and the errors of topics and brokers.
+    A topic with delivery `exactly_once` gets each batch once, in a transaction; with `at_least_once` a batch is
+    appended again if a kill has kept it from its note.
+
+    Raises PreflightRefused before the first one if staged records are gone, and the errors of topics and brokers.
     """
     began, waiting = time.monotonic(), staged(context)
     at = context.rebuilt_table(context.stream.primary).position
@@ -59,7 +63,7 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
         name: [batch for txn, batch in of_topic.items() if at is not None and txn <= at]
         for name, of_topic in waiting.items()
     }
-    _refuse_incomplete(context, waiting)
+    refuse_incomplete(context)
     for sink in context.stream.topic_sinks.values():
         due = [batch for batch in batches[sink.ledger_name] if batch.written is None]
         if not due:
@@ -77,10 +81,11 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
     return {"records": records, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _refuse_incomplete(context: RecoveryContext, batches: Staged) -> None:
-    """Raise PreflightRefused if records of a batch are gone that the replay has counted."""
-    for entry in context.replayed():
-        for name, of_topic in batches.items():
+def refuse_incomplete(context: RecoveryContext) -> None:
+    """Raise PreflightRefused if staged records are gone: the replay has counted those of each batch."""
+    waiting = staged(context)
+    for entry in context.replayed() if waiting else ():
+        for name, of_topic in waiting.items():
             made = entry.rows.get(name, 0)
             there = of_topic[entry.txn].count if entry.txn in of_topic else 0
             if made != there:
@@ -92,7 +97,10 @@ def _refuse_incomplete(context: RecoveryContext, batches: Staged) -> None:
 
 
 def _list_batches(context: RecoveryContext) -> None:
-    """Add the rows of the appended batches to the staging table that lists them, once: without them it has none."""
+    """Add the rows of the appended batches to the staging table that lists them: the replay could not know the ranges.
+
+    Once, however often it runs: a commit of kind `redrive` is idempotent by the plan's id.
+    """
     table = context.rebuilt_table(context.stream.primary)
     newest = table.newest_entry()
     rows = [batches_rows(txn, written) for txn, written in written_below(context.staged_records).items()]
@@ -101,8 +109,11 @@ def _list_batches(context: RecoveryContext) -> None:
 
 
 def rows_of(context: RecoveryContext, sink: KafkaSink) -> Iterator[ArchivedRecords]:
-    """Yields the staged records of a topic as if they were in one partition of it, after everything else."""
-    number, now = _AFTER_ALL, int(time.time() * 1000)
+    """Yields the staged records of a topic as records of partition 0, with offsets from `_FIRST_STAGED_OFFSET` on.
+
+    Records without a timestamp have the present time.
+    """
+    number, now = _FIRST_STAGED_OFFSET, int(time.time() * 1000)
     for batch in staged_batches(context.staged_records / sink.name).values():
         for block in batch.blocks():
             of_topic = block.filter(pa.compute.equal(block["topic"], sink.name))
@@ -124,11 +135,11 @@ def written_until(context: RecoveryContext, topic: str) -> dict[int, int]:
     A partition that no batch after the replay's start has written is left out.
     """
     found, upto = dict[int, int](), context.result("follow")
-    goal, wanted = Txn(upto["generation"], upto["batch"]), len(context.plan.wrong_from[topic])
+    goal, partitions = Txn(upto["generation"], upto["batch"]), context.plan.wrong_from[topic].keys()
     topic_id = context.written.topic_id(topic)
     for day in ledger_file(context.settings, context.stream.name).days(context.stream.name):
         for line in reversed(day):
-            if line.txn <= context.plan.base.after or len(found) == wanted:
+            if line.txn <= context.plan.base.after or partitions <= found.keys():
                 return found
             for each in line.read().entry.written if line.txn <= goal else ():
                 if (each.topic, each.topic_id) == (topic, topic_id):

@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-from reprocessing.plan.journal import NOT_CONFIRMED, next_step
+from reprocessing.plan.journal import NOT_CONFIRMED, Journal, next_step
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan, moved, opened_by
 from reprocessing.plan.replay_range import rebuilt_since
 from reprocessing.plan.snapshot import PlanningSnapshot, planning_snapshot
@@ -55,8 +55,8 @@ from reprocessing.stages.database_tables import refuse_unfinished_tables
 from reprocessing.stages.publish import fence, fenced_by, has_published, publish, refuse_foreign
 from reprocessing.stages.recovery import Recovery, RecoveryContext
 from reprocessing.stages.reopen import check_skip, skip
-from reprocessing.stages.replay import replay_batches, rows_past_the_border
-from reprocessing.stages.staged_records import append_records
+from reprocessing.stages.replay import border_words, replay_batches, rows_past_the_border
+from reprocessing.stages.staged_records import append_records, refuse_incomplete
 from reprocessing.stages.void_ranges import (
     appended_until,
     border_offsets,
@@ -123,6 +123,17 @@ class OfOneStream:
 def stages_of(plan: RecoveryPlan, *, beside: bool = False, staged: bool = False) -> tuple[Stage, ...]:
     """The stages in their order; `beside`: the streams run until take_savepoint; `staged`: they have done so before."""
     return tuple(_stages(plan, beside, staged))
+
+
+def stages_now(plan: RecoveryPlan, journal: Journal, *, stopping: bool = False) -> tuple[Stage, ...]:
+    """The stages of a plan that run now, or ran, by its journal; `stopping`: its streams stop, if they have not.
+
+    A plan that was compared beside its streams keeps those stages: it was confirmed there.
+    """
+    followed, compared = journal.reached(Follow.name), journal.done(Compare.name) is not None
+    begun = followed or journal.reached(Prepare.name)
+    running = begun and not (stopping or journal.reached(TakeSavepoint.name))
+    return stages_of(plan, beside=compared or running, staged=followed)
 
 
 def _stages(plan: RecoveryPlan, beside: bool, staged: bool) -> Iterator[Stage]:
@@ -271,7 +282,7 @@ class AppendRecords(OfOneStream):
     name: ClassVar[str] = "append_records"
 
     def explain(self) -> str:
-        return f"append the staged records to {', '.join(self.plan.wrong_from)}, each batch in one transaction"
+        return f"append the staged records to {', '.join(self.plan.wrong_from)}, batch by batch"
 
     def run(self, recovery: Recovery) -> Result:
         return append_records(recovery.of(self.stream))
@@ -410,7 +421,7 @@ class Audit:
         return RebuiltStream.of(context)
 
     def _border_words(self, context: RecoveryContext) -> str:
-        return _border_words(context)
+        return border_words(context)
 
 
 @dataclass(frozen=True)
@@ -420,6 +431,7 @@ class Compare(Audit):
     name: ClassVar[str] = "compare"
 
     def _rebuilt(self, context: RecoveryContext) -> RebuiltStream:
+        refuse_incomplete(context)  # here too, while the streams run
         return RebuiltStream(context, published_then(context), context.staged())
 
     def _border_words(self, context: RecoveryContext) -> str:
@@ -444,23 +456,6 @@ class Confirm:
 def _compared_words(plan: StreamRecoveryPlan) -> str:
     end = "as of where these end in the topics" if plan.until is None else f"as of batch {plan.until.batch}"
     return f"compare staging with the published tables, {end}"
-
-
-def _border_words(context: RecoveryContext) -> str:
-    """The moment of the replay that is compared with the published tables."""
-    if context.plan.until is not None:
-        return f"  compared as of batch {context.plan.until.batch}; the rows after it are not part of the difference"
-    since = context.result(Replay.name).get("since", 0)
-    if since is None:
-        return (
-            "  the replay has no batch that ends where the published tables do: what came since shows as a difference"
-        )
-    if not since:
-        return "  compared where the published tables end"
-    came = counted(since, "record")
-    return (
-        f"  compared where the published tables end; {came} that came since {'is' if since == 1 else 'are'} rebuilt too"
-    )
 
 
 def _ask_words(plans: Sequence[StreamRecoveryPlan]) -> str:

@@ -76,12 +76,12 @@ def void_records(context: RecoveryContext) -> Mapping[str, Any]:
     kept = {name: {p: before.get(name, {}).get(p, end) for p, end in each.items()} for name, each in ends.items()}
     for name in names:
         declare(context, name, ids[name], opened_by(plan), begins[name], ends[name], under_way=plan.id)
-    refuse_late_readers(context)
+    refuse_new_readers(context)
     groups = [list(group) for name in names for group in _groups(context, name, begins[name], ends[name])]
     return {"topics": ids, "begins": begins, "ends": ends, "kept": kept, "groups": groups}
 
 
-def refuse_late_readers(context: RecoveryContext) -> None:
+def refuse_new_readers(context: RecoveryContext) -> None:
     """Raise UsageError if a stream that the plan does not have reads what it changes, and has begun since then."""
     if late := left_out(context.settings, context.whole, [context.stream], context.topics):
         raise UsageError(
@@ -92,8 +92,10 @@ def refuse_late_readers(context: RecoveryContext) -> None:
 
 
 def _existing(context: RecoveryContext, topic: str) -> str:
-    """The id of a topic that the stream declares; raises UsageError if it is gone."""
+    """The id of a topic that the stream declares; raises UsageError without it."""
     if (found := context.written.topic_id(topic)) is None:
+        if not context.plan.wrong_from.get(topic, {}):  # there was none when the plan was made
+            raise UsageError(f"there is no topic {topic}", f"create it; then {commands.resume(context.plan.id)}")
         raise UsageError(f"topic {topic} is gone", "give the plan up; create the topic, and plan anew")
     return found
 

@@ -165,8 +165,8 @@ def test_an_abort_leaves_the_topic_as_it_was_and_an_undo_lets_the_old_records_co
     both.whole(WRONG)
     plan = both.plan()
     shown = both.recourse("recover", "show", plan)
-    assert "stands still for seconds at the end, plus about 1 s to append some" in shown, shown
-    assert f"records to {TOPIC}, plus " in shown and "of seen, its tables stay readable" in shown, shown
+    still = f"stands still for seconds at the end, plus about 1 s to append to {TOPIC}, for "
+    assert still in shown and " offsets, plus " in shown and "of seen, its tables stay readable" in shown, shown
     with both.arriving():
         both.recourse("recover", "apply", plan, "--yes")
         done = both.done(plan)

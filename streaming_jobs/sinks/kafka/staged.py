@@ -1,9 +1,9 @@
-"""Records of a topic that wait in files, as its readers will get them, until the topic may have them.
+"""Records for a topic, staged in files until they are appended to it.
 
-A replay beside a running stream writes them in place of the topic, with values, headers and verdicts made. Each batch
-with records has one Parquet file, `g0002-b000000007.parquet`, which has the ledger entry of the batch in its metadata:
-from its name on it is there whole, and a batch that is repeated replaces it by the same records. Once they are in the
-topic, `g0002-b000000007.json` says where.
+A replay beside a running stream writes records here instead of to the topic, encoded and checked as for the topic. Each
+batch with records has one Parquet file, `g0002-b000000007.parquet`, with the ledger entry of the batch in its metadata.
+The file gets this name when it is complete; a repeated batch replaces it. Once its records are in the topic,
+`g0002-b000000007.json` has their ranges.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import WrittenRange
 from streaming_jobs.sinks.kafka.producer import Record
 from streaming_jobs.sources.record_blocks import HEADERS_ARROW
-from streaming_jobs.storage.files import sync, write_json
+from streaming_jobs.storage.files import private_folder, sync, write_json
 
 if TYPE_CHECKING:
     from streaming_jobs.sinks.kafka.writer import TopicRecords
@@ -122,7 +122,7 @@ def _ranges(path: Path) -> tuple[WrittenRange, ...]:
 
 @dataclass
 class StagedWriter:
-    """Writes the batches of one topic to a folder; it fences nobody, since the folder belongs to one replay."""
+    """Writes the batches of one topic to a folder. The plan's lock keeps a second replay out, so nothing is fenced."""
 
     folder: Path
     exactly_once: bool = True
@@ -145,7 +145,7 @@ class StagedWriter:
         """Write the batch; it is on disk when this returns. False if it is there already."""
         if self.position == entry.txn:
             return False
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         path = self.folder / f"g{entry.generation:04d}-b{entry.batch:09d}.parquet"
         partial = path.with_suffix(".partial")
         with pq.ParquetWriter(partial, RECORDS) as file:
@@ -164,7 +164,7 @@ class StagedWriter:
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close: each batch closes its file."""
 
 
 def _rows(records: Iterable[Record]) -> Iterator[pa.RecordBatch]:

@@ -67,7 +67,7 @@ def test_a_plan_that_waits_for_confirmation_says_so_and_is_applied_with_yes(
     assert code == 0 and json.loads(listed)[0]["outcome"] == "waits for confirmation"
     assert registry.under_way(life.settings, STREAM.name) == load(life.settings, plan.id)
     carried = []
-    monkeypatch.setattr("reprocessing.executor.stages_of", lambda plan, **_: carried.append(plan.id) or ())
+    monkeypatch.setattr("reprocessing.executor._run_all", lambda whole, _: carried.append(whole.plan.id))
     code, _, said = run("recover", "apply", plan.id, "--yes")
     assert code == 0 and carried == [plan.id], said
 

@@ -107,9 +107,9 @@ def test_the_writer_of_a_topic_is_followed_and_its_reader_replayed_after_it(plan
     assert "append_records" not in {stage.name for stage in stages_of(plan)}
     resumed = [stage.name for stage in stages_of(plan, staged=True)]  # it has followed, and its stream has ended since
     assert resumed.index("prepare") < resumed.index("append_records") < resumed.index("replay")
-    text = explain(plan, beside=True)
+    text = explain(plan, stages_of(plan, beside=True))
     still = (
-        "for seconds at the end, plus about 1 s to append some 30 records to things, plus about 3 s to replay 30 "
+        "for seconds at the end, plus about 1 s to append to things, for 30 offsets, plus about 3 s to replay 30 "
         "records of things"
     )
     assert f"the stream runs meanwhile, and stands still {still}, its tables stay readable" in text, text

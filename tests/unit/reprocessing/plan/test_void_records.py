@@ -11,10 +11,11 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from reprocessing.explainer import explain
 from reprocessing.plan.journal import journal_of
 from reprocessing.plan.notes import reminders
 from reprocessing.plan.plan import Base, RecoveryPlan
-from reprocessing.plan.plan_file import names, next_id, save, sealed
+from reprocessing.plan.plan_file import load, names, next_id, save, sealed
 from reprocessing.plan.planner import plan_undo
 from reprocessing.plan.snapshot import PlanningSnapshot
 from reprocessing.plan.targets import Resolved
@@ -29,6 +30,7 @@ from reprocessing.plan.void_records import (
     written_topics,
     wrong_from,
 )
+from reprocessing.stages.stages import stages_of
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.errors import UsageError
 from streaming_jobs.examples.shop.streams import CHANGES, stock_changes
@@ -286,6 +288,27 @@ def test_a_topic_that_only_expires_or_has_nothing_wrong_is_no_matter(
     after_all = Base("g0001-b000000001", 1, 1, {})
     assert written_at(tmp_path / "b", after_all, Compacted(end=END), monkeypatch).notes == ()
     assert topic_records.load(Settings.load({"home": tmp_path / "b"}), TOPIC) is None
+
+
+class Absent(Topics):
+    """Nobody has created the topic yet."""
+
+    def describe(self, name: str) -> None:  # type: ignore[override]
+        del name
+
+
+def test_a_topic_that_is_created_after_planning_gets_the_records_staged_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = written_at(tmp_path, SAVEPOINT, Absent(end=END), monkeypatch)
+    assert (written.wrong_from, written.ends, written.notes) == ({TOPIC: {}}, {}, ())
+    only = replace(stream_plan("things-0001"), wrong_from=written.wrong_from, ends_written=written.ends)
+    plan = RecoveryPlan(only.id, 1.0, (only,))
+    stages = stages_of(plan, beside=True)
+    assert plan.followed == (only,) and {"void_records", "append_records"} <= {stage.name for stage in stages}
+    assert f"topic        {TOPIC}: nothing becomes void; corrected records are appended" in explain(plan, stages)
+    save(settings := Settings.load({"home": tmp_path}), sealed(plan))
+    assert load(settings, plan.id).streams[0].wrong_from == {TOPIC: {}}
 
 
 def test_a_compacted_source_is_named_in_the_plan(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 
 from reprocessing import executor
+from reprocessing.executor import recovery_of
 from reprocessing.plan.plan import StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.targets import Target
+from reprocessing.report.page import report_of
 from reprocessing.stages import beside
 from reprocessing.stages.beside import CannotCatchUp, Paced, follow, goal_of, reason_to_stop_first
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
-from reprocessing.stages.stages import AuditRefused
+from reprocessing.stages.stages import AuditRefused, stages_now
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.preflight.snapshot import ledger_file
@@ -220,3 +223,36 @@ def test_a_reader_that_has_begun_since_the_plan_was_made_is_noticed_before_the_s
     with pytest.raises(UsageError, match="stream late reads what plan .* changes, and has begun since") as refused:
         follow(context_of(life, plan))
     assert "recover abort" in refused.value.next_step
+
+
+STOPPED = ["take_savepoint", "fence", "void_records", "prepare", "replay", "audit"]
+BESIDE = ["prepare", "follow", "compare", "take_savepoint", "fence", "void_records", "append_records", "replay"]
+FOLLOWED = ["take_savepoint", "fence", "void_records", "prepare", "append_records", "replay", "audit"]
+
+
+@pytest.mark.parametrize(
+    ("journaled", "now", "stopping"),
+    [
+        ([], STOPPED, STOPPED),
+        (["prepare"], BESIDE, STOPPED),
+        (["prepare", "follow"], BESIDE, FOLLOWED),
+        (["prepare", "follow", "take_savepoint"], FOLLOWED, FOLLOWED),
+        (["prepare", "follow", "compare"], BESIDE, BESIDE),
+        (["prepare", "follow", "compare", "take_savepoint"], BESIDE, BESIDE),
+        (["take_savepoint", "fence", "prepare"], STOPPED, STOPPED),
+    ],
+)
+def test_plan_and_report_list_the_stages_that_run_also_if_the_stream_is_stopped_after_it_was_followed(
+    life: Life, plan: StreamRecoveryPlan, journaled: list[str], now: list[str], stopping: list[str]
+) -> None:
+    whole = load(life.settings, plan.id)
+    whole = replace(whole, streams=(replace(plan, wrong_from={"out": {0: 5}}, ends_written={"out": {0: 9}}),))
+    applied = recovery_of(life.settings, [life.stream], life.topics, whole, RecoveryEvents())
+    for stage in journaled:
+        applied.journal.write(stage, "done", stream=None if stage == "compare" else STREAM.name)
+    assert [stage.name for stage in stages_now(whole, applied.journal)][: len(now)] == now
+    assert [stage.name for stage in stages_now(whole, applied.journal, stopping=True)][: len(stopping)] == stopping
+    executor._report(applied)
+    for text in (executor.explained(life.settings, whole), report_of(life.settings, plan.id).read_text()):
+        steps = text[text.index("What will happen") :]
+        assert re.findall(r"^ +\d+\. (\w+)", steps, re.MULTILINE)[: len(now)] == now

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from reprocessing.plan import written_topics
 from reprocessing.plan.written_topics import WrittenTopics
 from reprocessing.replay.session import last_entry
 from reprocessing.stages.recovery import RecoveryContext
 from reprocessing.stages.staged_records import append_records, records_staged, rows_of, written_until
+from reprocessing.stages.stages import Compare
 from streaming_jobs.errors import PreflightRefused, UsageError
 from streaming_jobs.examples.shop.streams import stock_changes
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
@@ -29,7 +31,7 @@ from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
 from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
-from tests.support.kafka_cluster import Cluster
+from tests.support.kafka_cluster import Cluster, Producer
 from tests.unit.streaming_jobs.sinks.kafka.test_staged import Records
 
 BOTH, ONE, NONE = ("a", "b"), ("a",), ()
@@ -152,6 +154,57 @@ def test_killed_anywhere_each_record_is_appended_once(context: Any, point: str, 
     assert context.written.values() == ALL and noted(context) == RANGES
 
 
+class Plain(Producer):
+    """A producer without transactions: acknowledged records are in the topic."""
+
+    def flush(self, timeout: float) -> int:
+        left = super().flush(timeout)
+        self.cluster.committed += self.sent
+        self.sent = []
+        return left
+
+
+@pytest.mark.parametrize(
+    ("exactly_once", "shards", "again"),
+    [(True, None, []), (True, 2, []), (False, None, [b"a3"])],
+    ids=["transactions", "shards", "at_least_once"],
+)
+def test_a_batch_that_a_kill_has_kept_from_its_note_is_appended_again_only_at_least_once(
+    context: Any,
+    settings: SettingsFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    exactly_once: bool,
+    shards: int | None,
+    again: list[bytes],
+) -> None:
+    cluster, topics = context.written.cluster, context.written._topics
+
+    def producer(config: dict[str, Any]) -> Producer:
+        return cluster.producer(config) if "transactional.id" in config else Plain(cluster, config)
+
+    monkeypatch.setattr("streaming_jobs.sinks.kafka.sharded._AT_ONCE", 1)
+    monkeypatch.setattr(written_topics, "Clients", lambda config: Clients(config, producer, cluster.consumer))
+    monkeypatch.setattr(written_topics.Topics, "of", lambda *_: topics)
+    for sink in context.stream.topic_sinks.values():
+        sink.exactly_once, sink.shards = exactly_once, shards
+    context.written = WrittenTopics(settings({"kafka.bootstrap_servers": "127.0.0.1:1"}))
+
+    def killed(point: str) -> None:
+        raise Killed(point)
+
+    context.crash_point = killed
+    with pytest.raises(Killed, match="recover_append_written"):
+        append_records(context)
+    assert cluster.values("a") == [b"a3"]
+    context.crash_point = lambda _: None
+    append_records(context)
+    assert {topic: cluster.values(topic) for topic in BOTH} == {**ALL, "a": [*again, *ALL["a"]]}
+    first = len(again)
+    assert noted(context)[Txn(2, 3)] == [("a", first, first + 1), ("b", 0, 1)]
+    markers = [record.topic() for record in cluster.committed if record.topic() not in BOTH]
+    assert bool(markers) == exactly_once and any("shards-2" in topic for topic in markers) == bool(shards)
+
+
 def test_an_older_driver_writes_nothing_once_the_records_are_appended(context: Any) -> None:
     sink = context.stream.topic_sinks["a"]
     with context.written.appending(context.stream, sink, 1) as zombie:
@@ -165,7 +218,10 @@ def test_an_older_driver_writes_nothing_once_the_records_are_appended(context: A
 
 def test_records_that_are_gone_are_noticed_before_the_first_one_is_appended(context: Any) -> None:
     (context.staged_records / "b" / "g0002-b000000006.parquet").unlink()
-    with pytest.raises(PreflightRefused, match="0 staged records of g0002 batch 6 .* has made 1") as refused:
+    gone = "0 staged records of g0002 batch 6 .* has made 1"
+    with pytest.raises(PreflightRefused, match=gone):
+        Compare(())._rebuilt(context)  # while the streams run
+    with pytest.raises(PreflightRefused, match=gone) as refused:
         append_records(context)
     assert "recover abort s-0001" in refused.value.next_step and not context.written.cluster.committed
 
@@ -207,6 +263,13 @@ def test_the_published_records_end_with_the_batch_that_was_followed(context: Any
         line = LedgerEntry("batch", "s", "t", 1, batch, written=ranges)
         ledger_file(live, "s").append(line, {})
     assert written_until(context, "a") == {0: 49, 1: 59}
+    for batch in range(5):  # after planning the topic got a third partition, which the newest batches write
+        line = LedgerEntry(
+            "batch", "s", "t", 1, 8 + batch, written=(WrittenRange("a", "id-a", 2, batch, batch + 1, 1),)
+        )
+        ledger_file(live, "s").append(line, {})
+    context.result = lambda _: {"generation": 1, "batch": 12}
+    assert written_until(context, "a") == {0: 69, 1: 79, 2: 5}
     context.result = lambda _: {"generation": 1, "batch": 3}
     assert written_until(context, "a") == {1: 39}, "partition 0 has nothing after the replay's start"
 

@@ -61,6 +61,11 @@ def test_records_wait_as_they_were_made(tmp_path: Path, monkeypatch: pytest.Monk
     assert (batch.count, batch.entry, batch.topics) == (3, entry(7), {"orders", "orders-eu"})
 
 
+def test_staged_records_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    opened(tmp_path / "orders").write(entry(7), Records())
+    assert (tmp_path / "orders").stat().st_mode & 0o077 == 0
+
+
 def test_where_they_were_written_is_noted_for_all_topics_together(tmp_path: Path) -> None:
     ranges = {name: WrittenRange(name, f"id-{name}", 1, 5, 9, 3) for name in ("orders", "returns")}
     for name, each in ranges.items():
