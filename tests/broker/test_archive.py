@@ -91,8 +91,9 @@ KILLS = ("staged:0", "primary_committed:1")
 MORE_KILLS = ("batch_started:0", "staged:1", "primary_committed:2", "batch_committed:3")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [KILLS, MORE_KILLS])
 def test_a_recovery_replays_from_the_archive_that_was_killed_in_its_commits(
     bench: BenchFactory, broker: Broker, kills: tuple[str, ...]
 ) -> None:

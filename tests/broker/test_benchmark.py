@@ -25,7 +25,11 @@ def place(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
     return Place(tmp_path, broker.start())
 
 
-@pytest.mark.parametrize("contestant", [Recourse("recourse"), RecourseTopics("topics")], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "contestant",
+    [Recourse("recourse"), pytest.param(RecourseTopics("topics"), marks=pytest.mark.long)],
+    ids=lambda c: c.name,
+)
 def test_a_backlog_becomes_the_truth_and_gives_figures(contestant: Recourse, place: Place, topic: str) -> None:
     records = generate(4_000, seed=3)
     create_topic(place.bootstrap, topic)

@@ -150,7 +150,7 @@ STAGES = (
 )
 POINTS = [f"recover_{stage}_{moment}" for stage in STAGES for moment in ("begun", "ran")]
 POINTS += [f"recover_{stage}_between" for stage in ("add_later_rows", "publish", "continue_generation")]
-SHORT = ("recover_add_later_rows_between", "recover_continue_generation_between")
+SHORT = ("recover_add_later_rows_between",)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,7 @@ def test_an_end_that_cannot_be_is_told_in_a_line_and_changes_nothing(
     assert not list((bugged.settings.state / "recoveries").glob("*/plan.json"))
 
 
+@pytest.mark.long
 def test_records_that_come_afterwards_are_read_after_the_last_batch(story: Story) -> None:
     """The last test: the topic is that of all of them."""
     plan = planned(story)

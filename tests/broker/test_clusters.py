@@ -94,6 +94,7 @@ def two(settings: SettingsFactory, broker: Broker, tmp_path: Path) -> Iterator[T
                 topics.delete(name)
 
 
+@pytest.mark.long
 def test_a_stream_reads_one_cluster_and_writes_both_and_another_reads_both_exactly_once_over_kills(
     two: TwoClusters,
 ) -> None:

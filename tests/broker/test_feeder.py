@@ -145,6 +145,7 @@ def test_a_feeder_killed_in_the_middle_leaves_nothing_doubled_or_lost(settings: 
     assert read_all(settings, topics) == expected(dataset.records(SHARE))
 
 
+@pytest.mark.long
 def test_a_broker_killed_in_the_middle_of_a_feed_gets_every_flight_once(
     broker: Broker, settings: Settings, topics: Topics
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_stream_goes_on_where_a_real_job_has_stopped_without_losing_or_doublin
     made.recourse("tests.support.taken_flows", "verify", "taken")
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_with_the_state_of_a_real_job_if_it_computes_the_same(
     bench: BenchFactory, tmp_path: Path
 ) -> None:

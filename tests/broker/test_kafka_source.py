@@ -134,6 +134,7 @@ def produce_at_once(bootstrap: str, topic: str, records: Iterable[tuple[bytes, b
     producer.commit_transaction(30)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFactory, topic: str) -> None:
     # Batches as large as ten seconds allow: a slow machine would read small ones, which need no workers.

@@ -46,7 +46,7 @@ ERRORS = {
 """What stands in the function, and the error in its place."""
 BEFORE = 50
 """The records before the error is deployed."""
-CI = ("hops", "unpaired", "orders_with_names")
+CI = ("hops",)
 TO_TOPIC = "events_by_key"
 """The stream that writes a topic; the others write tables."""
 TOPICS = ("events", "others", "left_table", "right_table", "orders_by_id", "customers_by_id", TO_TOPIC)

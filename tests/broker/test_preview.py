@@ -178,6 +178,7 @@ def _state(story: Story) -> str:
     return "" if status is None else status.state
 
 
+@pytest.mark.long
 def test_a_killed_preview_is_cleaned_up_by_the_next_one(story: Story) -> None:
     code, _, said = preview(story, "inventory", crash="inventory:staged:2")
     assert code == -signal.SIGKILL, said
@@ -201,7 +202,8 @@ def test_code_that_cannot_start_on_the_state_is_told_with_the_fix(story: Story) 
     assert preview(story, "inventory", "--last", "soon")[0] == 2
 
 
-@pytest.mark.parametrize("stream", ["minutes", pytest.param("distinct_readings", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stream", ["minutes", "distinct_readings"])
 def test_windows_end_where_those_of_the_running_stream_do(home: Home, stream: str) -> None:
     """Windows that only the next batch closes are no difference, also if that batch has no records."""
     for first, last in ((0, 200), (200, 600)):

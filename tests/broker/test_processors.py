@@ -28,6 +28,7 @@ def read(made: Bench, sent: int) -> list[int]:
     return sorted(row["n"] for row in rows(made.settings, "counted"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_runs_over_what_there_is_end_and_so_does_their_replay(made: Bench) -> None:
     assert read(made, 2) == [2], "the timer that was due has fired"

@@ -425,6 +425,7 @@ def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story,
         session.wait()
 
 
+@pytest.mark.long
 def test_records_that_came_meanwhile_are_no_difference(story: Story) -> None:
     """Every product moves again after the stream has stopped: the differences are those of the bug all the same."""
     published = {row["product"]: row for row in story.rows("inventory")}

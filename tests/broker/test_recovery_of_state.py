@@ -143,6 +143,7 @@ def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, s
     assert home.rows(stream) == never_rewound
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_tables_behind_one_state_are_killed_between_their_commits_recovered_and_put_back(
     home: Home, monkeypatch: pytest.MonkeyPatch

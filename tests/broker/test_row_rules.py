@@ -55,8 +55,9 @@ def run(fed: tuple[Settings, str], streams: str, size: int = 600, **environment:
     return finished(driver(*fed, *arguments, flows=FLOWS, environment=environment))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", ["driver", pytest.param("executor", marks=pytest.mark.long)])
+@pytest.mark.parametrize("path", ["driver", "executor"])
 def test_every_batch_adds_up_after_kills_at_its_commits(fed: tuple[Settings, str], path: str) -> None:
     settings, bootstrap = fed
     way: dict[str, Any] = {"RECOURSE_STREAM__PATH": path, "size": 600 if path == "driver" else 1500}

@@ -84,6 +84,7 @@ def test_an_upsert_stream_leaves_no_trail_of_files(tight: Bench, topic: str) -> 
     assert by_key == expected_totals(range(BATCHES * RECORDS))
 
 
+@pytest.mark.long
 def test_a_session_grows_no_python_processes_threads_or_descriptors() -> None:
     with place() as here:
         verdicts = growth.verdicts(growth.watch(here, MINUTES, 500, ["flights_clean"]))

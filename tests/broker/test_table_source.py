@@ -77,8 +77,9 @@ MORE_KILLS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [KILLS, MORE_KILLS])
 def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(
     bench: BenchFactory, kills: tuple[str, ...]
 ) -> None:
