@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from orchestration.cli.state import UNCOUNTED
 from streaming_jobs import DeltaTable, Json, KafkaTopic, stream
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.inspection import operator_state
@@ -68,6 +67,9 @@ def away(clicks: DataFrame) -> DataFrame:
 
 def click(user: str, minutes: int = 0) -> dict[str, Any]:
     return {"user": user, "at": NOON + timedelta(minutes=minutes)}
+
+
+UNCOUNTED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 
 
 def test_figures_and_entries_are_those_of_the_batch_that_is_asked_for(stream_test: Make, spark: SparkSession) -> None:
