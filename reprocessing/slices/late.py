@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, passed_watermark, rebuild
-from reprocessing.slices.spans import MOST_DAYS, Lost, TimeSpan, each_slice
+from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, each_slice
 from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.errors import UsageError
 from streaming_jobs.platform.table_rows import dataset
@@ -34,7 +34,6 @@ from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 from streaming_jobs.text.spelling import instead
 
-_DAY = timedelta(days=1)
 State = Literal["to rebuild", "open", "lost"]
 
 
@@ -70,11 +69,8 @@ def late_days(settings: Settings, made: Sliceable) -> list[LateDay]:
     if record is None or kept is None:
         return []
     read, lost = _read_by_day(settings, made, record)
-    columns, source = (
-        ["partition", "offset", "event_time", "days"],
-        dataset(kept.readable(), settings.tables / kept.name),
-    )
-    rows = source.to_table(columns=columns, filter=unanswered(made, read))
+    source = dataset(kept.readable(), settings.tables / kept.name)
+    rows = source.to_table(columns=["partition", "offset", "event_time", "days"], filter=unanswered(made, read))
     lacking = _without_slice(_by_day(rows), read)
     watermark, reach = passed_watermark(settings, record), made.slices.distance
     figures = lacking.group_by("day").aggregate([("offset", "count"), ("event_time", "min"), ("event_time", "max")])
@@ -99,7 +95,7 @@ def unanswered(made: Sliceable, read: Mapping[date, Mapping[int, int]]) -> pc.Ex
     first: date | None = None
     for day in sorted(read):
         first = first or day
-        if read.get(day + _DAY) == read[day]:
+        if read.get(day + DAY) == read[day]:
             continue
         begin, end = _slice(made, first).begin + reach, _slice(made, day).end - reach
         later, of = pc.scalar(True), pc.field("partition")
@@ -143,7 +139,7 @@ def _whole_days(made: Sliceable, request: SliceCommitRequest) -> Iterator[date]:
     while (chosen := _slice(made, day)).end <= end:
         if chosen.begin >= begin:
             yield day
-        day += _DAY
+        day += DAY
 
 
 def _without_slice(rows: pa.Table, read: dict[date, dict[int, int]]) -> pa.Table:

@@ -1,6 +1,8 @@
 """The table `inventory` of the stock movements, by a batch program over all records of its topic.
 
-python -m benchmarks.speed.peers.batch_spark BOOTSTRAP TOPIC TABLE
+    python -m benchmarks.speed.peers.batch_spark BOOTSTRAP TOPIC TABLE
+
+It reads with Spark's own Kafka source, in the settings of `plain_spark`, and overwrites the table.
 """
 
 from __future__ import annotations

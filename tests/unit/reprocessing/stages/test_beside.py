@@ -88,7 +88,8 @@ def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(
 ) -> None:
     now, rounds, times = [0.0], list[int](), iter([300.0, 40.0, 5.0, 20.0, 21.0, 22.0, 23.0])
 
-    def run_to(context: RecoveryContext, ends: Any, *_: Any, **__: Any) -> tuple[None, int]:
+    def run_to(context: RecoveryContext, ends: Any, replan: Any, steps: Any, **_: Any) -> tuple[None, int]:
+        assert steps == replan.then.steps and steps[-1] == ends, "sources end batches where they are compared"
         now[0] += next(times)
         rounds.append(ends[TOPIC][0])
         life.batch(6 + len(rounds) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -193,6 +194,19 @@ def test_for_windows_the_last_batch_is_the_published_tables_own(life: Life, even
     context = replace(context, stream=stream, plan=replace(context.plan, stateful=True))
     steps = (of({0: 80}), of({0: 90})) if event_time else (of({0: 90}),)
     assert replay.border_of(context).steps == steps
+
+
+def test_sources_end_batches_at_the_border(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, given = replaying(life), list[Any]()
+
+    def queries(*_: Any, **options: Any) -> None:
+        given.append(options["steps"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reprocessing.replay.session.SparkQueries", queries)
+    with pytest.raises(KeyboardInterrupt):
+        replay.replay(context)
+    assert given == [(of({0: 90}),)]
 
 
 def test_the_tables_are_kept_once_as_they_are_at_the_border(life: Life) -> None:
