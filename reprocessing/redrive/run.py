@@ -25,7 +25,7 @@ from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_hooks import BatchReport
 from streaming_jobs.runtime.sliceable import Sliceable
-from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
+from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, ended_alone
 from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import PLACE, Kind, Outcome, Place
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_WITHIN = 3600.0
 """Seconds that the run of one redrive may take."""
+_STOPS_WITHIN = 60.0
 
 
 @dataclass
@@ -120,7 +121,9 @@ def run(
         queries = SparkQueries(target, connection=connection, archives=Archives(settings), external=DiscardedSinks())
         hooks = QueryHooks("available-now", threading.Event(), built, done)
         launched = queries.launch(spark, lenient, queries.preflight(lenient).snapshot, hooks)
-        _wait(launched.query)
+        deadline = time.monotonic() + ENDS_WITHIN
+        if not ended_alone(launched.query, lambda: time.monotonic() < deadline, _STOPS_WITHIN):
+            raise TransientError(f"the redrive did not end within {ENDS_WITHIN:g} s", "choose fewer records")
         failure = pipelines[0].failure or launched.query.exception()
         if failure is not None:
             raise classify(failure) from failure
@@ -172,15 +175,6 @@ def _setting_aside(stream: Stream, *, drops: bool) -> Stream:
         layer: "drop" if drops and getattr(policy, layer) == "drop" else "dead_letter" for layer in LAYERS
     }
     return replace(stream, errors=replace(policy, **actions, budget=None))
-
-
-def _wait(query: RunningQuery) -> None:
-    deadline = time.monotonic() + ENDS_WITHIN
-    while query.isActive or not query.ended:
-        if time.monotonic() >= deadline:
-            query.stop()
-            raise TransientError(f"the redrive did not end within {ENDS_WITHIN:g} s", "choose fewer records")
-        time.sleep(0.01)
 
 
 def _made(target: Settings, stream: Stream, entries: Sequence[LedgerEntry]) -> Made:

@@ -132,14 +132,14 @@ def rows_of(context: RecoveryContext, sink: KafkaSink) -> Iterator[ArchivedRecor
 def written_until(context: RecoveryContext, topic: str) -> dict[int, int]:
     """By partition, where the running stream's records of batches end up to which the replay has followed.
 
-    A partition that no batch after the replay's start has written is left out.
+    A partition that no batch after the replay's start has written is left out; there may be one that the plan lacks.
     """
     found, upto = dict[int, int](), context.result("follow")
-    goal, partitions = Txn(upto["generation"], upto["batch"]), context.plan.wrong_from[topic].keys()
+    goal = Txn(upto["generation"], upto["batch"])
     topic_id = context.written.topic_id(topic)
     for day in ledger_file(context.settings, context.stream.name).days(context.stream.name):
         for line in reversed(day):
-            if line.txn <= context.plan.base.after or partitions <= found.keys():
+            if line.txn <= context.plan.base.after:
                 return found
             for each in line.read().entry.written if line.txn <= goal else ():
                 if (each.topic, each.topic_id) == (topic, topic_id):

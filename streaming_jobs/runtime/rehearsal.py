@@ -7,6 +7,7 @@ A session that stands by has the time for that before it is needed. Nothing is w
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ import structlog
 
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries
+from streaming_jobs.runtime.stream_queries import QueryHooks, RunningQuery, SparkQueries, ended_alone
 from streaming_jobs.runtime.stream_sinks import DiscardedSinks
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import TopicReader
@@ -38,7 +39,6 @@ NEWEST = 200
 _TAKES = 10.0
 """Seconds after which the rehearsals of all streams are over: a recovery waits for the session no longer than 30."""
 _ENDS_WITHIN = 5.0
-_LOOK_EVERY = 0.05
 
 
 def rehearse(
@@ -56,30 +56,43 @@ def rehearse(
 
         if stream.tables_read or not goes_on():
             continue
-        folder, began = scratch(settings.home, "rehearsal").folder / stream.name, time.monotonic()
+        began = time.monotonic()
         try:
-            _rehearse(settings, stream, folder, spark, goes_on)
+            _rehearse(settings, stream, spark, goes_on)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             log.warning("the start of the stream was not rehearsed", stream=stream.name, reason=classify(error).found)
         else:
             log.info("the start of the stream was rehearsed", stream=stream.name, s=round(time.monotonic() - began, 1))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rehearse(
-    settings: Settings, stream: Stream, folder: Path, spark: SparkSession, goes_on: Callable[[], bool]
-) -> None:
+def _rehearse(settings: Settings, stream: Stream, spark: SparkSession, goes_on: Callable[[], bool]) -> None:
+    """Raises the failure of the query, and TransientError if it does not end: then the stream's own start waits for it,
+    since a session has one query of a name, and its folder stays as long as the process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{stream.name}-", dir=scratch(settings.home, "rehearsal").folder))
     own = settings.for_replay(stream.name, folder / "state", folder / "tables", max_restarts=0)
     queries = SparkQueries(own, archives=Archives(settings), external=DiscardedSinks())
     hooks = QueryHooks("available-now", threading.Event(), lambda _: None, lambda _: None)
+    query: RunningQuery | None = None
+
+    def wanted() -> bool:
+        if not goes_on():
+            hooks.stop.set()
+        return not hooks.stop.is_set()
+
     try:
         queries.open([stream])
         assert queries.connection is not None
         _begin_near_the_end(own, stream, queries, queries.connection.topics)
-        _run(queries.launch(spark, stream, queries.preflight(stream).snapshot, hooks).query, hooks, goes_on)
+        query = queries.launch(spark, stream, queries.preflight(stream).snapshot, hooks).query
+        if not ended_alone(query, wanted, _ENDS_WITHIN):
+            raise TransientError("it took too long, or is no longer wanted", "the stream starts without it")
+        if (failure := query.exception()) is not None:
+            raise failure
     finally:
         queries.close()
+        if query is None or query.ended:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin_near_the_end(own: Settings, stream: Stream, queries: SparkQueries, topics: TopicReader) -> None:
@@ -93,25 +106,3 @@ def _begin_near_the_end(own: Settings, stream: Stream, queries: SparkQueries, to
         starts.append(BoundTopic(name, topic.id if topic is not None else "", start))
     own.tables_folder.mkdir(parents=True)
     stream_record.save(own, replace(stream_record.first(stream.name), topics=tuple(starts)))
-
-
-def _run(query: RunningQuery, hooks: QueryHooks, goes_on: Callable[[], bool]) -> None:
-    """Wait for the end of a query, and stop it if it is to go on no longer.
-
-    Raises its failure, and TransientError if it does not end: then the stream's own start waits for it, since a session
-    has one query of a name.
-    """
-    while not query.ended and goes_on():
-        time.sleep(_LOOK_EVERY)
-    if query.ended:
-        if (failure := query.exception()) is not None:
-            raise failure
-        return
-    hooks.stop.set()
-    deadline = time.monotonic() + _ENDS_WITHIN
-    query.stop()
-    while not query.ended:
-        if time.monotonic() > deadline:
-            raise TransientError("a batch of the rehearsal does not end", "the stream starts when it has")
-        time.sleep(_LOOK_EVERY)
-    raise TransientError("it took too long, or is no longer wanted", "the stream starts without it")

@@ -109,6 +109,30 @@ class SparkQuery:
         self.query.stop()
 
 
+_LOOK_EVERY = 0.01
+
+
+def ended_alone(query: RunningQuery, goes_on: Callable[[], bool], ends_within: float) -> bool:
+    """Wait for the end of a query, and stop it once `goes_on` is False; True if it ended without that.
+
+    Raises TransientError, or what Spark's own stop raises, if it has not ended `ends_within` seconds after the stop:
+    then it still uses its folders.
+    """
+    while query.isActive or not query.ended:
+        if not goes_on():
+            break
+        time.sleep(_LOOK_EVERY)
+    else:
+        return True
+    query.stop()
+    deadline = time.monotonic() + ends_within
+    while not query.ended:
+        if time.monotonic() > deadline:
+            raise TransientError(f"the query does not end within {ends_within:g} s", "its log says what it waits for")
+        time.sleep(_LOOK_EVERY)
+    return False
+
+
 @dataclass(frozen=True)
 class QueryHooks:
     """A stream's part in its query: the trigger, the stop request, and the functions that a query calls.

@@ -13,6 +13,7 @@ import pytest
 from reprocessing.plan import written_topics
 from reprocessing.plan.written_topics import WrittenTopics
 from reprocessing.replay.session import last_entry
+from reprocessing.stages import checks
 from reprocessing.stages.recovery import RecoveryContext
 from reprocessing.stages.staged_records import append_records, records_staged, rows_of, written_until
 from reprocessing.stages.stages import Compare
@@ -270,6 +271,30 @@ def test_the_published_records_end_with_the_batch_that_was_followed(context: Any
         ledger_file(live, "s").append(line, {})
     context.result = lambda _: {"generation": 1, "batch": 12}
     assert written_until(context, "a") == {0: 69, 1: 79, 2: 5}
+    for batch in (13, 14):  # the newest batches write to the other partitions alone
+        ranges = (WrittenRange("a", "id-a", batch % 2, batch * 10, batch * 10 + 9, 9),)
+        ledger_file(live, "s").append(LedgerEntry("batch", "s", "t", 1, batch, written=ranges), {})
+    context.result = lambda _: {"generation": 1, "batch": 14}
+    assert written_until(context, "a") == {0: 149, 1: 139, 2: 5}
+
+
+def test_records_of_a_partition_that_came_since_the_plan_are_compared_from_its_beginning(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+    monkeypatch.setattr(checks.topic_records, "load", lambda *_: None)
+    monkeypatch.setattr(checks, "written_until", lambda *_: {1: 20, 2: 5})
+    monkeypatch.setattr(checks, "_records_differ", lambda _, sink, old, new, staged: asked.append((old[0], new[0])))
+    context.plan.wrong_from, context.journal = {"a": {0: 7, 1: 9}}, SimpleNamespace(done=lambda _: None)
+    checks._topic_differences(context)
+    assert asked == [({0: (7, 7), 1: (9, 20), 2: (0, 5)}, {0: (7, 7), 1: (9, 9)})]
+
+
+def test_the_published_records_begin_after_the_batch_from_which_the_replay_starts(context: Any) -> None:
+    context.plan.base = SimpleNamespace(after=Txn(1, 2))
+    for batch in range(8):
+        ranges = (WrittenRange("a", "id-a", batch % 2, batch * 10, batch * 10 + 9, 9),)
+        ledger_file(context.settings, "s").append(LedgerEntry("batch", "s", "t", 1, batch, written=ranges), {})
     context.result = lambda _: {"generation": 1, "batch": 3}
     assert written_until(context, "a") == {1: 39}, "partition 0 has nothing after the replay's start"
 

@@ -51,6 +51,8 @@ class Rehearsals:
     home: Settings
     patch: pytest.MonkeyPatch
     made: list[Rehearsed] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """The folders that are there after the last rehearsal."""
 
     def __call__(self, *, wanted: Callable[[], bool] = lambda: True, **options: Any) -> str:
         def queries(own: Settings, **_: object) -> Rehearsed:
@@ -60,7 +62,7 @@ class Rehearsals:
         self.patch.setattr(rehearsal, "SparkQueries", queries)
         with structlog.testing.capture_logs() as logged:
             rehearse(self.home, [parity], cast("Any", None), lambda _: wanted())
-        assert not [*self.home.home.glob("scratch/rehearsal-*/*/")]
+        self.left = [each.name for each in self.home.home.glob("scratch/rehearsal-*/*/")]
         assert all(each.closed for each in self.made)
         return " ".join(f"{line['event']} {line.get('reason', '')}" for line in logged).strip()
 
@@ -75,6 +77,7 @@ def test_it_reads_the_newest_records_of_each_partition_in_folders_of_its_own(run
     (made,) = run.made
     assert made.begins == {TOPIC: dict.fromkeys((0, 1), RECORDS - NEWEST)}
     assert made.until == {TOPIC: {0: RECORDS, 1: RECORDS}}
+    assert not run.left
     assert run.home.state not in (made.settings.state, *made.settings.state_folder.parents)
 
 
@@ -83,6 +86,7 @@ def test_its_failure_is_logged_and_the_start_is_left_to_be_tried(run: Rehearsals
     assert run(fails=fails) == "the start of the stream was not rehearsed the broker is away"
     said = run(made=lambda: MemoryQuery(active=False, failure=ValueError("of the function")))
     assert "was not rehearsed" in said and "of the function" in said
+    assert not run.left
 
 
 def test_a_query_that_does_not_end_is_stopped_at_the_deadline(run: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +94,15 @@ def test_a_query_that_does_not_end_is_stopped_at_the_deadline(run: Rehearsals, m
     endless = MemoryQuery()
     assert "it took too long" in run(made=lambda: endless)
     (made,) = run.made
-    assert endless.stops == 1 and made.hooks["parity"].stop.is_set()
-    assert "failed to stop" in run(made=lambda: MemoryQuery(thread_lives=True))
+    assert endless.stops == 1 and made.hooks["parity"].stop.is_set() and not run.left
+
+
+def test_the_folder_of_a_query_that_does_not_end_stays(run: Rehearsals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_TAKES", 0.1)
+    assert "failed to stop" in run(made=lambda: MemoryQuery(thread_lives=True)) and len(run.left) == 1
+    monkeypatch.setattr(rehearsal, "_ENDS_WITHIN", 0.1)
+    monkeypatch.setattr(MemoryQuery, "stop", lambda _: None)
+    assert "does not end within 0.1 s" in run(made=MemoryQuery) and len(run.left) == 2, "in a folder of its own"
 
 
 def test_it_ends_when_the_session_need_no_longer_stand_by_and_does_not_begin_then(run: Rehearsals) -> None:
