@@ -98,6 +98,8 @@ class Recovery:
     differences: list[Difference] = field(default_factory=list)
     leases: dict[str, WriteLease] = field(default_factory=dict)
     """The leases of the plan's streams, while the recovery holds them."""
+    saved: set[str] = field(default_factory=set)
+    """The streams that have not run since their savepoint: it was taken under the present leases."""
     warm: Callable[[], Runtime] | None = None
     """Spark that stays from round to round of a replay beside its stream; None: each replay starts its own."""
 

@@ -191,6 +191,8 @@ class TakeSavepoint(OfOneStream):
         note = f"before {self.plan.id}"
         taken = savepoints.take(context.settings, context.stream, snapshot.record, committed, "recovery", note)
         savepoints.keep_for_recovery(context.settings, taken)
+        if self.stream in recovery.leases:
+            recovery.saved.add(self.stream)
         position = snapshot.history.position
         if self.plan.skips and all(
             offset <= position.get(t, {}).get(p, 0)
@@ -248,10 +250,10 @@ class Fence(OfOneStream):
     def run(self, recovery: Recovery) -> Result:
         """Make one commit without rows per table.
 
-        Before the first of them the stream may have run on, so its savepoint is taken again.
+        Before the first of them the stream may have run on since an earlier stop: then its savepoint is taken again.
         """
         context = recovery.of(self.stream)
-        if not fenced_by(context.settings, context.stream, self.plan.id):
+        if self.stream not in recovery.saved and not fenced_by(context.settings, context.stream, self.plan.id):
             context.journal.write(TakeSavepoint.name, "done", TakeSavepoint(self.plan).run(recovery))
         begin_late(context.settings, context.stream, generation=context.record.generation)
         fence(context.settings, context.stream, self.plan.id, self.plan.generation, lease=context.lease)

@@ -55,6 +55,7 @@ def _leases(recovery: Recovery) -> Iterator[None]:
             lease = leases.enter_context(take(settings, name, purpose=f"recovery {plan.id}", wait=left))
             recovery.leases[name] = lease
         leases.callback(recovery.leases.clear)
+        leases.callback(recovery.saved.clear)
         yield
 
 

@@ -180,8 +180,24 @@ def test_a_running_stream_stops_when_its_replay_has_been_followed_compared_and_c
         "clean_up",
     ]  # fmt: skip
     assert done(followed).count("follow") == 2, "once more, when the session is ready for the next start"
+    assert done(followed).count("take_savepoint") == 1, "it has not run on before the fence"
     assert len(asked) == 1 and asked[0][0] == 50, "once, of the rows up to the batch that the replay has followed to"
     assert not STOP.asked(life.settings, STREAM.name)
+
+
+def test_a_stream_that_has_run_on_between_its_savepoint_and_the_fence_is_saved_again(
+    life: Life, followed: Recovery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unwritable(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("reprocessing.stages.stages.begin_late", unwritable)  # the first that a fence writes
+    for run, batch in ((executor.apply, 5), (executor.resume, 6)):
+        with pytest.raises(OSError, match="no space left"):
+            run(followed)
+        assert followed.of(STREAM.name).result("take_savepoint")["batch"] == batch
+        life.batch(batch + 1)
+    assert done(followed).count("take_savepoint") == 2
 
 
 def test_a_stream_that_does_not_run_or_is_to_stop_first_is_stopped_before_its_replay(
