@@ -122,7 +122,8 @@ def _stands_still(plan: RecoveryPlan) -> str:
         )
         if offsets:
             seconds, topics = math.ceil(offsets / _APPENDED), ", ".join(each.wrong_from)
-            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')}")
+            rate = f"at an assumed {_APPENDED:,.0f} a second"
+            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')} {rate}")
     for each in plan.streams:
         if each not in plan.followed:
             time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"

@@ -109,7 +109,8 @@ def test_the_writer_of_a_topic_is_followed_and_its_reader_replayed_after_it(plan
     assert resumed.index("prepare") < resumed.index("append_records") < resumed.index("replay")
     text = explain(plan, stages_of(plan, beside=True))
     still = (
-        "for seconds at the end, plus about 1 s to append to things, for 30 offsets, plus about 3 s to replay 30 "
+        "for seconds at the end, plus about 1 s to append to things, for 30 offsets "
+        "at an assumed 20,000 a second, plus about 3 s to replay 30 "
         "records of things"
     )
     assert f"the stream runs meanwhile, and stands still {still}, its tables stay readable" in text, text
