@@ -11,7 +11,8 @@ Spark meanwhile.
       one offset: run twice   raises both times: set it aside
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
-One record of n takes log2(n) + 3 runs. A service that does not answer is no reason to set a record aside, so an error
+One record of n takes log2(n) + 3 runs, each one job of a plan that Spark makes once (`planned_once.py`), if the records
+fit the driver's memory. A service that does not answer is no reason to set a record aside, so an error
 of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
@@ -142,6 +143,17 @@ def _unreported() -> Iterator[None]:
             logger.disabled = disabled
 
 
+def _raised(run: Callable[[], None]) -> FunctionRaised | None:
+    """What the function raises in a run; raises any other error, such as that of a connection."""
+    try:
+        run()
+    except Exception as error:
+        if isinstance(found := classify(error), FunctionRaised):
+            return found
+        raise found from error
+    return None
+
+
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
 """The frames to run for these records: the outputs in the columns of their sinks, or what is ahead of the state."""
 
@@ -215,14 +227,16 @@ class Isolation:
         before = self.aside.of(entry.txn)
         runs = 0
 
-        def raises(spans: Sequence[Span]) -> FunctionRaised | None:
-            nonlocal runs
-            runs += 1
-            return self._raised(kept.within(spans), run_small if kept.is_small(spans) else run)
-
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
             with _unreported():
+                run_part = self._run_part_of(kept)
+
+                def raises(spans: Sequence[Span]) -> FunctionRaised | None:
+                    nonlocal runs
+                    runs += 1
+                    return _raised(lambda: run_part(spans))
+
                 found = raising(len(places), raises, allowed)
         except TooManyRaise as many:
             raise self._too_many(many, entry.txn, len(places)) from raised
@@ -279,18 +293,17 @@ class Isolation:
     def _since(self) -> float:
         return self.clock() - self.policy.bound.within.total_seconds()
 
-    def _raised(
-        self, records: Mapping[str, DataFrame], run_frame: Callable[[DataFrame], None]
-    ) -> FunctionRaised | None:
-        """What the function raises on these records; raises any other error, such as that of a connection."""
-        try:
-            for frame in self.runs(records):
+    def _run_part_of(self, kept: KeptRecords) -> Callable[[Sequence[Span]], None]:
+        """What runs the frames on a part: as planned once for all parts, else planned for each."""
+
+        def run_part(spans: Sequence[Span]) -> None:
+            run_frame = run_small if kept.is_small(spans) else run
+            for frame in self.runs(kept.within(spans)):
                 run_frame(frame)
-        except Exception as error:
-            if isinstance(found := classify(error), FunctionRaised):
-                return found
-            raise found from error
-        return None
+
+        planned: list[Callable[[Sequence[Span]], None] | None] = []
+        _raised(lambda: planned.append(kept.planned(self.runs)))  # what raises in the planner does so in a part's, too
+        return next(filter(None, planned), run_part)
 
     def _save(self, aside: SetAside) -> None:
         self.file.save(aside)

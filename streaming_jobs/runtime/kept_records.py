@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.planned_once import PlannedOnce
 from streaming_jobs.sources.base import Span
 from streaming_jobs.state.set_aside import RaisingRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.base import SourceCounts
@@ -49,6 +51,18 @@ class Places:
                 start, stop = max(begin + low - first, begin), min(begin + high - first, end)
                 if start < stop:
                     found.append((topic, partition, start, stop))
+            first += end - begin
+        return found
+
+    def numbers(self, topic: str, partitions: NDArray[Any], offsets: NDArray[Any]) -> NDArray[Any]:
+        """The number of each record of a topic, by its partition and offset."""
+        import numpy as np  # a session imports it while Spark starts
+
+        found, first = np.zeros(len(offsets), dtype=np.int64), 0
+        for name, partition, begin, end in self.ranges:
+            if name == topic:
+                here = partitions == partition
+                found[here] = offsets[here] - begin + first
             first += end - begin
         return found
 
@@ -104,6 +118,37 @@ class KeptRecords:
             frames[source.parameter] = source.good(frame)
         return frames
 
+    def planned(
+        self, frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]]
+    ) -> Callable[[Sequence[Span]], None] | None:
+        """What runs the `frames` of the good records on spans of numbers, planned once.
+
+        None if the records are not in the driver's memory, or the plans cannot be run on parts of them.
+        """
+        import numpy as np  # a session imports it while Spark starts
+
+        if not self.is_small([(0, len(self.places))]):
+            return None
+        held, numbers = {}, {}
+        for source in self.sources:
+            rows = self._rows(source, [each for each in self.places.ranges if each[0] == source.name])
+            number = self.places.numbers(source.name, np.asarray(rows["partition"]), np.asarray(rows["offset"]))
+            order = np.argsort(number)
+            held[source.parameter] = source.held(self.spark, rows.take(order))
+            numbers[source.parameter] = number[order]
+
+        def good(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
+            return frames({source.parameter: source.good(records[source.parameter]) for source in self.sources})
+
+        if (planned := PlannedOnce.of(self.spark, held, good)) is None:
+            return None
+
+        def run(spans: Sequence[Span]) -> None:
+            borders = np.asarray(spans)
+            planned.run({name: np.searchsorted(each, borders).tolist() for name, each in numbers.items()})
+
+        return run
+
     def is_small(self, spans: Sequence[Span]) -> bool:
         return self.in_driver and size(spans) <= _SMALL
 
@@ -122,6 +167,10 @@ class KeptRecords:
         return self.judged[source.name].where(" OR ".join(mine) or "false")
 
     def _from_driver(self, source: KafkaSource, ranges: Sequence[Range]) -> DataFrame:
+        return source.held(self.spark, self._rows(source, ranges))
+
+    def _rows(self, source: KafkaSource, ranges: Sequence[Range]) -> pa.Table:
+        """The records of these ranges of one source, in the driver's memory."""
         import numpy as np  # a session imports it while Spark starts
         import pyarrow as pa
 
@@ -136,7 +185,7 @@ class KeptRecords:
         wanted = np.zeros(rows.num_rows, dtype=bool)
         for _, partition, begin, end in ranges:
             wanted |= (partitions == partition) & (offsets >= begin) & (offsets < end)
-        return source.held(self.spark, rows.filter(pa.array(wanted)))
+        return rows.filter(pa.array(wanted))
 
 
 def _contains(outer: Range, inner: Range) -> bool:

@@ -526,9 +526,27 @@ def all_fields_shown(session: SparkSession) -> Iterator[None]:
 @contextmanager
 def set_to(session: SparkSession, key: str, value: str) -> Iterator[None]:
     """The session's configuration has this value meanwhile; a query keeps what was set when it started."""
-    before = session.conf.get(key)
+    before = session.conf.get(key, None)
     session.conf.set(key, value)
     try:
         yield
     finally:
-        session.conf.set(key, str(before))
+        if before is None:
+            session.conf.unset(key)
+        else:
+            session.conf.set(key, before)
+
+
+_EXCLUDED = "spark.sql.optimizer.excludedRules"
+
+
+@contextmanager
+def without_rules(session: SparkSession, rules: Iterable[str]) -> Iterator[None]:
+    """Spark optimises without these rules of org.apache.spark.sql.catalyst.optimizer meanwhile.
+
+    A running query has a session of its own, and its own rules.
+    """
+    before = session.conf.get(_EXCLUDED, None)
+    excluded = [f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in rules]
+    with set_to(session, _EXCLUDED, ",".join(excluded if not before else [before, *excluded])):
+        yield

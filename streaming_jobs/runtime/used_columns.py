@@ -18,16 +18,14 @@ columns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from streaming_jobs.runtime.spark_plan import ATTRIBUTE, all_fields_shown
+from streaming_jobs.runtime.spark_plan import ATTRIBUTE, all_fields_shown, without_rules
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-_EXCLUDED = "spark.sql.optimizer.excludedRules"
 _DECIDING = (
     "BooleanSimplification", "CombineFilters", "ConstantFolding", "ConstantPropagation", "ConvertToLocalRelation",
     "EliminateLimits", "EliminateOuterJoin", "EliminateSorts", "FoldablePropagation", "InferFiltersFromConstraints",
@@ -45,28 +43,13 @@ def used_columns(frame: DataFrame, sources: Mapping[str, Sequence[str]]) -> dict
 
     `sources`: the fields of each one's record. A source of which all columns are used is not in the answer.
     """
-    with all_fields_shown(frame.sparkSession), _nothing_decided(frame.sparkSession):
+    with all_fields_shown(frame.sparkSession), without_rules(frame.sparkSession, _DECIDING):
         plan = frame._jdf.queryExecution()
         if _TIME.search(str(plan.analyzed().toString()).lower()):
             return {}
         optimised = str(plan.sparkSession().sessionState().optimizer().execute(plan.analyzed()).toString())
     found = {name: used_in(optimised, name, fields) for name, fields in sources.items()}
     return {name: used for name, used in found.items() if used is not None}
-
-
-@contextmanager
-def _nothing_decided(session: SparkSession) -> Iterator[None]:
-    """Spark optimises without the rules that decide. A running query has a session of its own, and its own rules."""
-    before = session.conf.get(_EXCLUDED, None)
-    rules = [f"org.apache.spark.sql.catalyst.optimizer.{rule}" for rule in _DECIDING]
-    session.conf.set(_EXCLUDED, ",".join(rules if not before else [before, *rules]))
-    try:
-        yield
-    finally:
-        if before is None:
-            session.conf.unset(_EXCLUDED)
-        else:
-            session.conf.set(_EXCLUDED, before)
 
 
 def used_in(plan: str, source: str, fields: Sequence[str]) -> frozenset[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +103,4 @@ def test_numbers_are_the_offsets_of_a_batch_topic_by_topic_and_partition_by_part
         ("a", 2, 2),
     ]
     assert places.within([(1, 3), (6, 8)]) == [("a", 0, 11, 12), ("a", 1, 5, 6), ("a", 2, 1, 3)]
+    assert places.numbers("a", np.array([2, 0, 1, 1]), np.array([1, 11, 7, 5])).tolist() == [6, 1, 4, 2]

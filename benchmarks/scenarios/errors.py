@@ -1,0 +1,98 @@
+"""How long a batch takes with a record on which the stream's function raises, beside a batch without one.
+
+    python -m benchmarks errors --streams division,python_udf --out benchmarks/results/errors.json
+
+Each stream of `benchmarks/speed/error_flows.py` reads a backlog in batches of 10,000 records; after a warm-up every
+third batch has a record that raises. Times are medians of those from one commit of the table to the next; with state,
+the query begins again within them. Exit code 1: a batch with such a record took 3 times as long as one without, or more, or
+something else than these records was set aside.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from typing import Annotated
+
+from confluent_kafka import Producer
+
+from benchmarks.feeds import create_topic
+from benchmarks.place import Workshop, workshop
+from benchmarks.run import Report, Row, median, progress, verdict
+from benchmarks.speed import error_flows
+from streaming_jobs.runtime.group_offsets import GroupOffsets
+from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.runtime.stream_runner import StreamRunner
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import entries
+from streaming_jobs.state.lease import acquire
+from streaming_jobs.state.status import Status
+from streaming_jobs.stream import Stream
+
+GOAL = 3.0
+RECORDS, EVERY = 10_000, 3
+_DEADLINE = 600.0
+
+
+def run(
+    report: Report,
+    *,
+    batches: Annotated[int, "after the warm-up"] = 15,
+    warm_up: Annotated[int, "batches before"] = 9,
+    streams: Annotated[str, "names of streams, with commas between"] = "",
+) -> None:
+    chosen = [each for each in error_flows.STREAMS if not streams or each.name in streams.split(",")]
+    with workshop({"stream.max_offsets_per_trigger": RECORDS}) as at_work:
+        _feed(at_work, warm_up, batches)
+        report.table("figures", [_measured(at_work, each, warm_up, batches) for each in chosen])
+
+
+def _raises_in(batch: int, warm_up: int) -> bool:
+    return batch == 1 or (batch >= warm_up and batch % EVERY == 0)  # the first one warms the search up
+
+
+def _feed(at_work: Workshop, warm_up: int, batches: int) -> None:
+    topic = error_flows.RECORDS.name
+    create_topic(at_work.place.bootstrap, topic, 1)
+    producer = Producer({"bootstrap.servers": at_work.place.bootstrap, "linger.ms": 50})
+    for batch in range(warm_up + batches):
+        bad = RECORDS * 2 // 3 if _raises_in(batch, warm_up) else -1
+        for number in range(RECORDS):
+            value = {"n": batch * RECORDS + number, "bad": int(number == bad), "k": f"key {number % 500}"}
+            producer.produce(topic, json.dumps(value).encode())
+        producer.flush()
+
+
+def _measured(at_work: Workshop, stream: Stream, warm_up: int, batches: int) -> Row:
+    settings = at_work.settings
+    lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
+    queries = SparkQueries(settings, connection=at_work.connection(), shown=GroupOffsets.of(settings))
+    runner = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")
+    deadline = time.monotonic() + _DEADLINE
+    try:
+        runner.preflight()
+        runner.start(at_work.spark)
+        while not runner.ended and time.monotonic() < deadline:
+            runner.poll(at_work.spark)
+            time.sleep(0.02)
+    finally:
+        if runner.query is not None:
+            runner.query.stop()
+        lease.release()
+    table = settings.tables / stream.name
+    found = [(c.at, e) for c, e in reversed(entries(walk(table), 1000)) if e.kind == "batch"]
+    took = {e.batch: after - before for (before, _), (after, e) in pairwise(found)}
+    letters = {e.batch: e.dead_letters for _, e in found}
+    right = letters == {batch: int(_raises_in(batch, warm_up)) for batch in range(warm_up + batches)}
+    plain = median([s for b, s in took.items() if b >= warm_up and not _raises_in(b, warm_up)])
+    raising = median([s for b, s in took.items() if b >= warm_up and _raises_in(b, warm_up)])
+    ratio = raising / plain if plain else float("inf")
+    progress(f"{stream.name}: {ratio:.1f}")
+    return {
+        "stream": stream.name,
+        "batch ms": plain,
+        "with a record that raises, ms": raising,
+        "times": ratio,
+        "verdict": verdict(right and ratio < GOAL),
+    }
