@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.catalog.truths import Record, Truth, truth
 from streaming_jobs.declare.error_policy import ErrorPolicy
+from streaming_jobs.declare.interval_join import interval_join
 from streaming_jobs.declare.lookup import Lookup
 from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.declare.rules import Between, Holds, InSet, Matches, NotNull, Unique
@@ -90,6 +91,7 @@ __all__ = [
     "Unique",
     "UsageError",
     "archive",
+    "interval_join",
     "read_snapshot",
     "salt",
     "stream",

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.speed.flows import PAYMENT, PAYMENTS, TOPIC
 from benchmarks.speed.records import inputs
+from streaming_jobs.declare.interval_join import interval_join
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 
@@ -23,20 +24,17 @@ _TIMED, _CONFIRMATIONS = (
 @stream(source={"payments": _TIMED, "confirmations": _CONFIRMATIONS}, sink=DeltaTable("joined"))
 def joined(payments: DataFrame, confirmations: DataFrame) -> DataFrame:
     """Each payment with the confirmations of its account within a second after it."""
+    after = confirmations.selectExpr("account", "id AS confirmation", "at AS confirmed_at")
+    pairs = interval_join(payments, after, "account", times=("at", "confirmed_at"), after="1 second")
+    return pairs.select("id", "account", "confirmation")
+
+
+@stream(source={"payments": _TIMED, "confirmations": _CONFIRMATIONS}, sink=DeltaTable("joined_by_bound"))
+def joined_by_bound(payments: DataFrame, confirmations: DataFrame) -> DataFrame:
+    """The same as Spark's join with the bound in its condition."""
     after = confirmations.selectExpr("account AS confirmed", "id AS confirmation", "at AS confirmed_at")
     within = F.expr("confirmed = account AND confirmed_at BETWEEN at AND at + INTERVAL 1 SECOND")
     return payments.join(after, within).select("id", "account", "confirmation")
-
-
-@stream(source={"payments": _TIMED, "confirmations": _CONFIRMATIONS}, sink=DeltaTable("joined_by_second"))
-def joined_by_second(payments: DataFrame, confirmations: DataFrame) -> DataFrame:
-    """The same, with the second in the key: a payment is compared with its account's confirmations of two seconds."""
-    second = F.floor(F.unix_millis("at") / 1000)
-    met = F.explode(F.array(second - 1, second)).alias("met")
-    columns = ("account AS confirmed", "id AS confirmation", "at AS confirmed_at", "met")
-    after = confirmations.select("*", met).selectExpr(*columns)
-    within = F.expr("confirmed = account AND met = second AND confirmed_at BETWEEN at AND at + INTERVAL 1 SECOND")
-    return payments.withColumn("second", second).join(after, within).select("id", "account", "confirmation")
 
 
 @stream(source=_TIMED, sink=DeltaTable("sessions"))

@@ -15,14 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Work = Literal[
-    "stateless", "windowed", "running", "avro", "protobuf", "joined", "joined_by_second", "sessions",
+    "stateless", "windowed", "running", "avro", "protobuf", "joined", "joined_by_bound", "sessions",
     "previous",
 ]  # fmt: skip
 WORKS: tuple[Work, ...] = ("stateless", "windowed", "running")
 """What every contestant does, and what a comparison measures unless it names others."""
 FORMATS: tuple[Work, ...] = ("avro", "protobuf")
 OPERATORS: tuple[Work, ...] = ("joined", "sessions", "previous")
-JOINS: tuple[Work, ...] = ("joined", "joined_by_second")
+JOINS: tuple[Work, ...] = ("joined", "joined_by_bound")
 LIKE_STATELESS: tuple[Work, ...] = ("stateless", *FORMATS)
 """Works with the rows of `stateless`, of records in several formats."""
 LIVE: tuple[Work, ...] = (*WORKS, *FORMATS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.run import Row, machine, markdown, panels
-from benchmarks.speed.records import FORMATS, JOINS, OPERATORS, WORKS
+from benchmarks.speed.records import FORMATS, OPERATORS, WORKS
 
 Run = dict[str, Any]
 MARK = "kafka-streams"
@@ -97,7 +97,6 @@ def goals() -> Iterator[Goal]:
         yield Goal("recourse", work, "backlog", "steady_rate", 1.2, at_least=True, of_work="stateless")
     for work in OPERATORS:
         yield Goal("recourse", work, "backlog", "steady_rate", 0.7, at_least=True, of=MARK)
-    yield Goal("recourse", JOINS[1], "backlog", "steady_rate", 0.7, at_least=True, of=MARK, of_work=JOINS[0])
     for kind in ("backlog", "live"):
         yield Goal("recourse", "stateless", kind, "session_s", 3.5)
     yield Goal("recourse", "stateless", "backlog", "first_batch_s", 2.5)

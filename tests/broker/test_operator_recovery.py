@@ -39,6 +39,7 @@ ERRORS = {
     "once": ("events.drop", f'events.where("{SOME}").drop'),
     **dict.fromkeys(("pairs", "unpaired"), ("near(events,", f'near(events.where("{SOME}"),')),
     **dict.fromkeys(("paired", "others_paired", "all_paired"), ("near(events,", f'near(events.where("{FEWER}"),')),
+    "pairs_by_time": ("join(events,", f'join(events.where("{SOME}"),'),
     "events_by_key": ('select("k", "id")', 'selectExpr("k", "id + 1 AS id")'),
     "joined_tables": ('alias("offset"), "v")', 'alias("offset"), F.expr("v + 1").alias("v"))'),
     "orders_with_names": ("id IS NOT NULL", "id IS NOT NULL AND id <> '3'"),

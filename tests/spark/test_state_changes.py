@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from streaming_jobs import DeltaTable, Json, KafkaTopic, Lookup, RecordTimestamp, Stream, salt, stream
+from streaming_jobs import DeltaTable, Json, KafkaTopic, Lookup, RecordTimestamp, Stream, interval_join, salt, stream
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.runtime.trial import trial
 from streaming_jobs.testing import StreamTest
@@ -165,6 +165,15 @@ def join(*columns: str, on: str = WITHIN, how: str = "inner", where: str = "true
 
 
 joined = declared(ALL, both=True)(join("k", "n", "m"))
+
+
+def in_interval(**options: Any) -> Function:
+    return lambda a, b: interval_join(a, b.withColumnRenamed("k2", "k"), "k", times=("at", "bt"), **options).select(
+        "k", "n", "m"
+    )
+
+
+in_hour = declared(ALL, both=True)(in_interval(after="1 hour"))
 
 
 def matched(how: str) -> Stream:
@@ -472,6 +481,9 @@ CASES = [
     case(
         "join_bound_narrower", joined, join("k", "n", "m", on=WITHIN.replace("+ INTERVAL 1", "+ INTERVAL 0")), REBUILT
     ),
+    case("interval_bound", in_hour, in_interval(after="2 hours"), REBUILT),
+    case("interval_side", in_hour, in_interval(before="1 hour"), REBUILT),
+    case("interval_by_bound", joined, in_interval(before="1 hour", after="1 hour"), REBUILT),
     case("semi_to_inner", matched("left_semi"), matched("inner"), REBUILT),
     case("left_to_full", matched("left"), matched("full"), REBUILT),
     case(
@@ -610,7 +622,8 @@ KINDS = {
     "a deduplication ahead of an aggregation": ("deduplication_ahead",),
     "state where there was none, or the reverse": ("state_added", "state_removed"),
     "topics read in another order, with or without state": ("topics_exchanged",),
-    "the time bound of a join": ("join_bound", "join_bound_narrower"),
+    "the time bound of a join": ("join_bound", "join_bound_narrower", "interval_bound", "interval_side"),
+    "an `interval_join` in place of a `join` with the bound, or the reverse": ("interval_by_bound",),
     "the kind of a join": ("join_kind", "semi_to_inner", "left_to_full"),
     "a further column of a side of a join, or one in another's place": ("join_column_exchanged", "join_column_added"),
     "a state variable of a processor added, removed, renamed, or of another type": (

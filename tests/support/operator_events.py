@@ -195,6 +195,9 @@ TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
     "pairs": lambda sent: {
         "pairs": Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
     },
+    "pairs_by_time": lambda sent: {
+        "pairs_by_time": Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
+    },
     "unpaired": lambda sent: {
         "unpaired": Counter((e.id,) for e in of(sent) if e.at < 10_000 and not near(e, of(sent, "others")))
     },

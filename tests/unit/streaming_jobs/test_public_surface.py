@@ -52,6 +52,7 @@ PUBLIC = [
     "Unique",
     "UsageError",
     "archive",
+    "interval_join",
     "read_snapshot",
     "salt",
     "stream",

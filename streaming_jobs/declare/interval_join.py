@@ -1,0 +1,112 @@
+"""An interval join: two streams joined by keys and a bound on their times, with a piece of the time in the key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from streaming_jobs.errors import UsageError
+from streaming_jobs.text.durations import parse_duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_KEY, _BUCKET = "__right_", "__bucket"
+_WIDTHS = 2
+"""Length of a bucket in lengths of the bound: a row of the copied side is in 1.5 buckets on average. Others: docs/speed.md."""
+_INSTEAD = {
+    "full": "join the frames with DataFrame.join(..., 'full') and the bound in its condition (docs/operators.md)",
+    "left_anti": "use how='left', and keep the rows without a partner (where)",
+}
+
+
+def interval_join(
+    left: DataFrame,
+    right: DataFrame,
+    on: str | Sequence[str],
+    *,
+    times: tuple[str, str],
+    before: str = "0 seconds",
+    after: str = "0 seconds",
+    how: Literal["inner", "left", "right", "left_semi"] = "inner",
+) -> DataFrame:
+    """Pairs of rows with equal keys `on`, the right time at most `before` ahead of and `after` behind the left time.
+
+        after = confirmations.select("account", F.col("id").alias("confirmation"), F.col("at").alias("confirmed_at"))
+        interval_join(payments, after, "account", times=("at", "confirmed_at"), after="1 second")
+
+    `times` names the event time of the left and of the right frame. Both bounds count themselves in. With `left`
+    (`right`), a row of that frame without a partner comes once, when the watermark excludes a partner, with nulls in
+    the other frame's columns; with `left_semi`, a left row with a partner comes once, without the right columns. Null
+    matches nothing. The result has the columns of `left`, then those of `right` without its keys.
+
+    Rows have the same meaning as of `DataFrame.join` with the bound in its condition, which compares a row with all
+    rows of its key in the other frame's state. Here, both frames are divided into buckets of time, which are part of
+    the key: the frame whose rows are not kept without a partner has a copy of a row in each bucket that its bound
+    touches, and the other frame each row in its own bucket, so that no pair is there twice. Raises UsageError for
+    another kind of join, no key, a column that a frame lacks, or one that both have; ConfigurationError for a bound
+    that is no duration.
+    """
+    from pyspark.sql import functions as F
+
+    if how in _INSTEAD or how not in ("inner", "left", "right", "left_semi"):
+        remedy = _INSTEAD.get(how, "it has 'inner', 'left', 'right' and 'left_semi'")
+        raise UsageError(f"interval_join() has no how={how!r}", remedy)
+    keys = [on] if isinstance(on, str) else list(on)
+    _check_columns(left, right, keys, times)
+    earlier, later = (_micros(text, name) for text, name in ((before, "before"), (after, "after")))
+    width = max((earlier + later) * _WIDTHS, 1)
+    left_time, right_time = times
+
+    def bucket(time: Column) -> Column:
+        return F.floor((time - F.pmod(time, F.lit(width))) / F.lit(width))
+
+    def in_own(frame: DataFrame, time: str) -> DataFrame:
+        return frame.withColumn(_BUCKET, bucket(F.unix_micros(time)))
+
+    def in_each(frame: DataFrame, time: str, back: int, ahead: int) -> DataFrame:
+        at = F.unix_micros(time)
+        known = frame.where(" AND ".join(f"`{key}` IS NOT NULL" for key in keys))
+        return known.withColumn(_BUCKET, F.explode(F.sequence(bucket(at - back), bucket(at + ahead))))
+
+    if how == "right":
+        left, right = in_each(left, left_time, earlier, later), in_own(right, right_time)
+    else:
+        left, right = in_own(left, left_time), in_each(right, right_time, later, earlier)
+    right = right.withColumnsRenamed({name: f"{_KEY}{name}" for name in (*keys, _BUCKET)})
+    bound = f"`{right_time}` BETWEEN `{left_time}` - {_interval(earlier)} AND `{left_time}` + {_interval(later)}"
+    condition = [F.col(name) == F.col(f"{_KEY}{name}") for name in (*keys, _BUCKET)] + [F.expr(bound)]
+    joined = left.join(right, condition, how)
+    if how == "right":
+        joined = joined.withColumns({key: F.col(f"{_KEY}{key}") for key in keys})
+    return joined.drop(_BUCKET, *(f"{_KEY}{name}" for name in (*keys, _BUCKET)))
+
+
+def _check_columns(left: DataFrame, right: DataFrame, keys: Sequence[str], times: tuple[str, str]) -> None:
+    if not keys:
+        raise UsageError(
+            "interval_join() has no column to join on", "name the key: interval_join(left, right, 'account')"
+        )
+    for frame, side, time in ((left, "left", times[0]), (right, "right", times[1])):
+        if missing := [name for name in (*keys, time) if name not in frame.columns]:
+            raise UsageError(
+                f"the {side} frame of interval_join() has no column {', '.join(missing)}, "
+                f"but {', '.join(frame.columns)}",
+                "keys have the same name in both frames; rename them with withColumnRenamed",
+            )
+    if twice := [name for name in right.columns if name in left.columns and name not in keys]:
+        raise UsageError(
+            f"both frames of interval_join() have a column {', '.join(twice)}",
+            "select the columns of the right frame that you need, under names of their own: "
+            f"right.select(..., F.col('{twice[0]}').alias('right_{twice[0]}'))",
+        )
+
+
+def _micros(text: str, of: str) -> int:
+    return parse_duration(text, f"{of} of interval_join()") // timedelta(microseconds=1)
+
+
+def _interval(micros: int) -> str:
+    """In seconds: Spark counts fractions of seconds to the microsecond."""
+    return f"INTERVAL '{micros // 1_000_000}.{micros % 1_000_000:06}' SECOND"
