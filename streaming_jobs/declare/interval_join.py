@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _KEY, _BUCKET = "__right_", "__bucket"
 _WIDTHS = 2
-"""Length of a bucket in lengths of the bound: a row of the copied side is in 1.5 buckets on average. Others: docs/speed.md."""
+"""Length of a bucket in lengths of the bound: a row of the copied side is in 1.5 buckets on average (docs/speed.md)."""
 _INSTEAD = {
     "full": "join the frames with DataFrame.join(..., 'full') and the bound in its condition (docs/operators.md)",
     "left_anti": "use how='left', and keep the rows without a partner (where)",

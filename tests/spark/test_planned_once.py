@@ -16,7 +16,15 @@ from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.planned_once import PlannedOnce
 
 COUNT, BAD = 40, 23
-PARTS = [[(0, COUNT)], [(0, BAD)], [(BAD, COUNT)], [(BAD, BAD + 1)], [(BAD + 1, COUNT)], [(0, 5), (20, 30)], [(20, 30), (35, 40)]]
+PARTS = [
+    [(0, COUNT)],
+    [(0, BAD)],
+    [(BAD, COUNT)],
+    [(BAD, BAD + 1)],
+    [(BAD + 1, COUNT)],
+    [(0, 5), (20, 30)],
+    [(20, 30), (35, 40)],
+]
 
 
 @F.udf(LongType())
