@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from streaming_jobs.runtime.batch_hooks import (
     phases,
 )
 from streaming_jobs.runtime.failed_records import FailedRecords
-from streaming_jobs.runtime.isolation import Isolated, Isolation
+from streaming_jobs.runtime.isolation import Isolated, Isolation, unreported
 from streaming_jobs.runtime.output_frames import fitted_outputs, run
 from streaming_jobs.runtime.shared_plan import SharedPlan
 from streaming_jobs.runtime.spark_plan import PlanTraits
@@ -319,12 +319,17 @@ class BatchPipeline:
     ) -> tuple[dict[str, PendingWrite], Isolated | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
-            return self._stage_all(self._frames(frame, held), entry, path, held), None
+            with unreported() if self._sets_aside else nullcontext():
+                return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
             isolated = self._isolated(frame.sparkSession, entry, error, path, held)
         if path == "driver":
             self.files.attempts.begin(entry.txn)  # the failure has removed the note
         return self._stage_all(self._made_of(isolated.records), entry, path, held), isolated
+
+    @property
+    def _sets_aside(self) -> bool:
+        return self.isolation is not None and self.stream.errors.function != "fail"
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
@@ -334,7 +339,7 @@ class BatchPipeline:
         A batch that a table has already is not searched: its records there are those of the run that wrote them. With
         state, the query begins again without the records, and so does its state.
         """
-        if self.isolation is None or self.stream.errors.function == "fail" or self._is_in_a_table(entry.txn):
+        if self.isolation is None or not self._sets_aside or self._is_in_a_table(entry.txn):
             raise error
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error

@@ -125,11 +125,12 @@ def _parted(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
 
 
 _REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark's loggers of each exception with its stack trace: a search has one for most of its runs."""
+"""PySpark's loggers of each exception with its stack trace: a batch that is searched has ten of them."""
 
 
 @contextmanager
-def _unreported() -> Iterator[None]:
+def unreported() -> Iterator[None]:
+    """PySpark writes no stack traces of exceptions meanwhile."""
     from pyspark.logger import PySparkLogger
 
     loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain one would not take its calls
@@ -229,7 +230,7 @@ class Isolation:
 
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
-            with _unreported():
+            with unreported():
                 run_part = self._run_part_of(kept)
 
                 def raises(spans: Sequence[Span]) -> FunctionRaised | None:
