@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
+from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.durations import parse_duration
 
@@ -39,7 +40,8 @@ def interval_join(
     `times` names the event time of the left and of the right frame. Both bounds count themselves in. With `left`
     (`right`), a row of that frame without a partner comes once, when the watermark excludes a partner, with nulls in
     the other frame's columns; with `left_semi`, a left row with a partner comes once, without the right columns. Null
-    matches nothing. The result has the columns of `left`, then those of `right` without its keys.
+    matches nothing. The result has the columns of `left`, then those of `right` without its keys, and without its
+    `_source` if `left` has one.
 
     Rows have the same meaning as of `DataFrame.join` with the bound in its condition, which compares a row with all
     rows of its key in the other frame's state. Here, both frames are divided into buckets of time, which are part of
@@ -54,6 +56,8 @@ def interval_join(
         remedy = _INSTEAD.get(how, "it has 'inner', 'left', 'right' and 'left_semi'")
         raise UsageError(f"interval_join() has no how={how!r}", remedy)
     keys = [on] if isinstance(on, str) else list(on)
+    if SOURCE_COLUMN in left.columns:
+        right = right.drop(SOURCE_COLUMN)
     _check_columns(left, right, keys, times)
     earlier, later = (_micros(text, name) for text, name in ((before, "before"), (after, "after")))
     width = max((earlier + later) * _WIDTHS, 1)

@@ -26,7 +26,7 @@ Made = tuple[str, str | None, int | None, int, int]
 def joined(how: str, before: int, after: int) -> Stream:
     @stream(source={"lefts": LEFT, "rights": RIGHT}, sink=DeltaTable("joined"))
     def both(lefts: DataFrame, rights: DataFrame) -> DataFrame:
-        named = rights.select("k", "g", F.col("id").alias("right_id"), F.col("at").alias("right_at"))
+        named = rights.withColumnsRenamed({"id": "right_id", "at": "right_at"})
         bounds: Any = {"before": f"{before} seconds", "after": f"{after} seconds", "how": how}
         pairs = interval_join(lefts, named, ["k", "g"], times=("at", "right_at"), **bounds)
         return pairs.selectExpr(
