@@ -136,7 +136,7 @@ def test_a_first_start_that_planned_no_batch_is_repeated_at_the_offsets_that_it_
 def with_plan(text: str) -> Any:
     """A frame of this analysed plan."""
     execution = SimpleNamespace(analyzed=lambda: SimpleNamespace(toString=lambda: text))
-    conf = SimpleNamespace(get=lambda _: "25", set=lambda *_: None)
+    conf = SimpleNamespace(get=lambda *_: "25", set=lambda *_: None)
     return SimpleNamespace(
         sparkSession=SimpleNamespace(conf=conf), _jdf=SimpleNamespace(queryExecution=lambda: execution)
     )

@@ -25,6 +25,7 @@ from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.runtime.batch_hooks import StopAtBorder
 from streaming_jobs.runtime.isolation import Isolation
+from streaming_jobs.runtime.kept_records import KeptRecords
 from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sources.base import Aside, SourceCounts
 from streaming_jobs.state.set_aside import RaisingRecord, SetAside, SetAsideFile, Spent
@@ -35,6 +36,12 @@ from tests.support.worlds import DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC
 BATCH = 15
 """Offsets of a batch: ten of partition 0, then five of partition 1. Record i has the number i."""
 _RANGE = re.compile(r"`partition` = (\d+) AND `offset` >= (\d+) AND `offset` < (\d+)")
+
+
+@pytest.fixture(autouse=True)
+def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in memory have no plan that is made once: each part is run by itself."""
+    monkeypatch.setattr(KeptRecords, "planned", lambda *_: None)
 
 
 @dataclass
