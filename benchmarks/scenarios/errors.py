@@ -40,9 +40,10 @@ def run(
     *,
     batches: Annotated[int, "after the warm-up"] = 15,
     warm_up: Annotated[int, "batches before"] = 9,
-    streams: Annotated[str, "names of streams, with commas between"] = "",
+    streams: Annotated[tuple[str, ...], "which ones; all if left out"] = (),
 ) -> None:
-    chosen = [each for each in error_flows.STREAMS if not streams or each.name in streams.split(",")]
+    known = {each.name: each for each in error_flows.STREAMS}
+    chosen = [known[name] for name in streams or known]
     with workshop({"stream.max_offsets_per_trigger": RECORDS}) as at_work:
         _feed(at_work, warm_up, batches)
         report.table("figures", [_measured(at_work, each, warm_up, batches) for each in chosen])
@@ -80,13 +81,13 @@ def _measured(at_work: Workshop, stream: Stream, warm_up: int, batches: int) -> 
         if runner.query is not None:
             runner.query.stop()
         lease.release()
-    table = settings.tables / stream.name
-    found = [(c.at, e) for c, e in reversed(entries(walk(table), 1000)) if e.kind == "batch"]
+    commits = reversed(entries(walk(settings.tables / stream.name), 1000))
+    found = [(commit.at, entry) for commit, entry in commits if entry.kind == "batch"]
     took = {e.batch: after - before for (before, _), (after, e) in pairwise(found)}
     letters = {e.batch: e.dead_letters for _, e in found}
     right = letters == {batch: int(_raises_in(batch, warm_up)) for batch in range(warm_up + batches)}
-    plain = median([s for b, s in took.items() if b >= warm_up and not _raises_in(b, warm_up)])
-    raising = median([s for b, s in took.items() if b >= warm_up and _raises_in(b, warm_up)])
+    plain = median([ms for b, ms in took.items() if b >= warm_up and not _raises_in(b, warm_up)])
+    raising = median([ms for b, ms in took.items() if b >= warm_up and _raises_in(b, warm_up)])
     ratio = raising / plain if plain else float("inf")
     progress(f"{stream.name}: {ratio:.1f}")
     return {

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.errors import UsageError
 from streaming_jobs.text.durations import parse_duration
+from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_KEY, _BUCKET = "__right_", "__bucket"
+_RIGHT, _BUCKET = "__right_", "__bucket"
+"""What the keys of the right frame are renamed with, and the column of a row's bucket."""
 _WIDTHS = 2
 """Length of a bucket in lengths of the bound: a row of the copied side is in 1.5 buckets on average (docs/speed.md)."""
 _INSTEAD = {
@@ -52,7 +54,7 @@ def interval_join(
     """
     from pyspark.sql import functions as F
 
-    if how in _INSTEAD or how not in ("inner", "left", "right", "left_semi"):
+    if how not in ("inner", "left", "right", "left_semi"):
         remedy = _INSTEAD.get(how, "it has 'inner', 'left', 'right' and 'left_semi'")
         raise UsageError(f"interval_join() has no how={how!r}", remedy)
     keys = [on] if isinstance(on, str) else list(on)
@@ -71,20 +73,21 @@ def interval_join(
 
     def in_each(frame: DataFrame, time: str, back: int, ahead: int) -> DataFrame:
         at = F.unix_micros(time)
-        known = frame.where(" AND ".join(f"`{key}` IS NOT NULL" for key in keys))
+        known = frame.where(" AND ".join(f"{quoted(key, 'spark')} IS NOT NULL" for key in keys))
         return known.withColumn(_BUCKET, F.explode(F.sequence(bucket(at - back), bucket(at + ahead))))
 
     if how == "right":
         left, right = in_each(left, left_time, earlier, later), in_own(right, right_time)
     else:
         left, right = in_own(left, left_time), in_each(right, right_time, later, earlier)
-    right = right.withColumnsRenamed({name: f"{_KEY}{name}" for name in (*keys, _BUCKET)})
-    bound = f"`{right_time}` BETWEEN `{left_time}` - {_interval(earlier)} AND `{left_time}` + {_interval(later)}"
-    condition = [F.col(name) == F.col(f"{_KEY}{name}") for name in (*keys, _BUCKET)] + [F.expr(bound)]
+    right = right.withColumnsRenamed({name: f"{_RIGHT}{name}" for name in (*keys, _BUCKET)})
+    met, at = quoted(right_time, "spark"), quoted(left_time, "spark")
+    bound = f"{met} BETWEEN {at} - {_interval(earlier)} AND {at} + {_interval(later)}"
+    condition = [F.col(name) == F.col(f"{_RIGHT}{name}") for name in (*keys, _BUCKET)] + [F.expr(bound)]
     joined = left.join(right, condition, how)
     if how == "right":
-        joined = joined.withColumns({key: F.col(f"{_KEY}{key}") for key in keys})
-    return joined.drop(_BUCKET, *(f"{_KEY}{name}" for name in (*keys, _BUCKET)))
+        joined = joined.withColumns({key: F.col(f"{_RIGHT}{key}") for key in keys})
+    return joined.drop(_BUCKET, *(f"{_RIGHT}{name}" for name in (*keys, _BUCKET)))
 
 
 def _check_columns(left: DataFrame, right: DataFrame, keys: Sequence[str], times: tuple[str, str]) -> None:

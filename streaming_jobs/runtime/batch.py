@@ -319,7 +319,7 @@ class BatchPipeline:
     ) -> tuple[dict[str, PendingWrite], Isolated | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
-            with unreported() if self._sets_aside else nullcontext():
+            with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
             isolated = self._isolated(frame.sparkSession, entry, error, path, held)
@@ -328,8 +328,9 @@ class BatchPipeline:
         return self._stage_all(self._made_of(isolated.records), entry, path, held), isolated
 
     @property
-    def _sets_aside(self) -> bool:
-        return self.isolation is not None and self.stream.errors.function != "fail"
+    def _search(self) -> Isolation | None:
+        """What finds records on which the function raises; None: such a record stops the stream."""
+        return None if self.stream.errors.function == "fail" else self.isolation
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
@@ -339,17 +340,17 @@ class BatchPipeline:
         A batch that a table has already is not searched: its records there are those of the run that wrote them. With
         state, the query begins again without the records, and so does its state.
         """
-        if self.isolation is None or not self._sets_aside or self._is_in_a_table(entry.txn):
+        if (search := self._search) is None or self._is_in_a_table(entry.txn):
             raise error
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error
         check, in_driver = self.hooks.check_lease, path == "driver"
-        isolated = self.isolation.isolate(spark, entry, raised, held, check, in_driver=in_driver)
+        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if self.traits.may_keep_state:
             self.replanned = True
             raise StopAtBorder
-        self.sources = self.isolation.sources
+        self.sources = search.sources
         return isolated
 
     def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:

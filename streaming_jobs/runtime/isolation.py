@@ -11,9 +11,9 @@ Spark meanwhile.
       one offset: run twice   raises both times: set it aside
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
-One record of n takes log2(n) + 3 runs, each one job of a plan that Spark makes once (`planned_once.py`), if the records
-fit the driver's memory. A service that does not answer is no reason to set a record aside, so an error
-of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every record.
+One record of n takes log2(n) + 3 runs. If the records fit the driver's memory, each is one job of a plan that Spark
+makes once (`planned_once.py`). A service that does not answer is no reason to set a record aside, so an error of a
+connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
 (`stateless_part.py`): what these make of a record depends on other ones.
@@ -302,9 +302,14 @@ class Isolation:
             for frame in self.runs(kept.within(spans)):
                 run_frame(frame)
 
-        planned: list[Callable[[Sequence[Span]], None] | None] = []
-        _raised(lambda: planned.append(kept.planned(self.runs)))  # what raises in the planner does so in a part's, too
-        return next(filter(None, planned), run_part)
+        chosen: Callable[[Sequence[Span]], None] = run_part
+
+        def plan() -> None:
+            nonlocal chosen
+            chosen = kept.planned(self.runs) or run_part
+
+        _raised(plan)  # what raises in the planner does so in a part's, too
+        return chosen
 
     def _save(self, aside: SetAside) -> None:
         self.file.save(aside)

@@ -13,6 +13,7 @@ import pytest
 
 from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.planned_once import PlannedOnce
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
@@ -73,10 +74,13 @@ def stack_traces() -> Iterator[list[str]]:
 
 @pytest.mark.timeout(600)
 def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_and_all_others_rows(
-    made: Bench,
+    made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planned, run = list[object](), PlannedOnce.run
+    monkeypatch.setattr(PlannedOnce, "run", lambda self, parts: (planned.append(parts), run(self, parts)))
     ended = made.run(raising_flows.by_python)
     assert (ended.status.state, ended.status.restarts) == ("stopped", 0), ended.status.error
+    assert len(planned) > len(BAD) * 10, "each search runs one plan"
     got = rows(made.settings, "by_python")
     assert sorted(row["n"] for row in got) == GOOD
     aside = letters(made.settings, "by_python")

@@ -45,7 +45,7 @@ def records(rng: random.Random) -> list[Made]:
 
 
 def truth(sent: Sequence[Made], how: str, before: int, after: int) -> Counter[tuple[Any, ...]]:
-    def partners(mine: Made, others: str, back: int, ahead: int) -> Iterator[int]:
+    def partners(mine: Made, others: str, back: int, ahead: int) -> Iterator[int | None]:
         for topic, k, g, number, at in sent:
             if topic == others and (k, g) == mine[1:3] and None not in (k, g) and -back <= at - mine[4] <= ahead:
                 yield number
@@ -56,9 +56,9 @@ def truth(sent: Sequence[Made], how: str, before: int, after: int) -> Counter[tu
         if topic == "lefts" and how != "right":
             found = list(partners(record, "rights", before, after))
             if how == "left_semi":
-                found = [None] if found else []  # type: ignore[list-item]
+                found = [None] if found else []
             elif how == "left" and at < CLOSING:
-                found = found or [None]  # type: ignore[list-item]
+                found = found or [None]
             rows.update((k, g, number, partner) for partner in found)
         elif topic == "rights" and how == "right":
             found = list(partners(record, "lefts", after, before))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
@@ -54,7 +55,6 @@ FUNCTIONS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "joined": lambda a: divided(a).join(divided(a).withColumnRenamed("m", "other"), "n"),
     "grouped": lambda a: divided(a).groupBy("n").agg(F.max("m")),
     "looked_up": lambda a: divided(a.join(F.broadcast(a.sparkSession.range(100).toDF("n")), "n")),
-    "nothing": lambda a: divided(a.where("false")),
 }
 
 
@@ -76,9 +76,6 @@ def raised(run: Callable[[], None]) -> str | None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_part_raises_if_and_only_if_it_has_a_record_that_does(spark: SparkSession, name: str) -> None:
     planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [FUNCTIONS[name](records["a"])])
-    if name == "nothing":
-        assert planned is None, "no record is left in the plan"
-        return
     assert planned is not None
     for part in PARTS:
         found = raised(lambda part=part: planned.run({"a": part}))
@@ -96,7 +93,7 @@ def test_each_source_has_its_part(spark: SparkSession) -> None:
     assert raised(lambda: planned.run({"a": [], "b": [(BAD, BAD + 1)]})) is not None
 
 
-def test_records_that_a_plan_hides_are_not_run_in_parts(spark: SparkSession) -> None:
+def test_records_that_a_plan_hides_or_leaves_out_are_not_run_in_parts(spark: SparkSession) -> None:
     def subquery(records: DataFrame) -> DataFrame:
         records.createOrReplaceTempView("planned_once")
         return records.sparkSession.sql(
@@ -108,9 +105,22 @@ def test_records_that_a_plan_hides_are_not_run_in_parts(spark: SparkSession) -> 
         keeping.append(frame)
         return frame.unionByName(records.selectExpr("n", "bad AS m"))
 
+    def none(records: DataFrame) -> DataFrame:
+        return divided(records.where("false"))
+
     keeping: list[DataFrame] = []
-    for function in (subquery, kept):
+    for function in (subquery, kept, none):
         planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda r, f=function: [f(r["a"])])  # type: ignore[misc]
         assert planned is None, function.__name__
     for frame in keeping:
         frame.unpersist()
+
+
+def test_each_part_has_a_plan_of_its_own_on_a_spark_without_this_interface(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise Py4JError("Method copy([]) does not exist")
+
+    monkeypatch.setattr(PlannedOnce, "_with", missing)
+    assert PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [divided(records["a"])]) is None

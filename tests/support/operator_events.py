@@ -154,6 +154,10 @@ def price_at(event: Event, sent: Sequence[Event]) -> int | None:
     return max(known, key=lambda other: (other.at, other.id)).v if known else None
 
 
+def pairs(sent: Sequence[Event]) -> Rows:
+    return Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
+
+
 TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
     "large_events": lambda sent: {"large_events": Counter((e.id, 2 * e.v) for e in of(sent) if e.v >= 50)},
     "single_events": lambda sent: {
@@ -192,12 +196,8 @@ TRUTHS: dict[str, Callable[[Sequence[Event]], dict[str, Rows]]] = {
     },
     "sessions": lambda sent: {"sessions": sessions_of(sent)},
     "once": lambda sent: {"once": Counter({(e.id,) for e in of(sent)})},
-    "pairs": lambda sent: {
-        "pairs": Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
-    },
-    "pairs_by_time": lambda sent: {
-        "pairs_by_time": Counter((e.id, other.id) for e in of(sent) for other in near(e, of(sent, "others")))
-    },
+    "pairs": lambda sent: {"pairs": pairs(sent)},
+    "pairs_by_time": lambda sent: {"pairs_by_time": pairs(sent)},
     "unpaired": lambda sent: {
         "unpaired": Counter((e.id,) for e in of(sent) if e.at < 10_000 and not near(e, of(sent, "others")))
     },
