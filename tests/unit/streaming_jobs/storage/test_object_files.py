@@ -381,7 +381,9 @@ def test_objects_that_are_polled_are_asked_for_seldom_and_own_writes_count_at_on
     server.clear()
     for _ in range(50):
         assert files.read("stop") is None and files.names("waiting") == []
-    assert len(server.requests()) == 2
+    # A request of an earlier test, given up by its client, may be answered only now.
+    prefix = store.where("").rstrip("/").rsplit("/", 1)[-1]
+    assert len([each for each in server.requests() if prefix in each.key + each.query]) == 2
     other.put("stop", b"1")
     assert files.read("stop") is None
     now += 2.0
