@@ -8,22 +8,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import Child, clean_environment
 from benchmarks.run import wait_until
+from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.group_offsets import GroupOffsets
+from streaming_jobs.runtime.stream_queries import SparkQueries
+from streaming_jobs.runtime.stream_runner import StreamRunner
 from streaming_jobs.settings import Settings
+from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.sinks.stored import entries
 from streaming_jobs.sources.connection import Connection, client_config, client_file
 from streaming_jobs.sources.topics import Topics
+from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.status import Status, read_status
+from streaming_jobs.stream import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_START_SECONDS = 240.0
+_START_SECONDS, _BACKLOG_SECONDS = 240.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,28 @@ class Workshop:
         kafka, bootstrap = self.settings.kafka, self.place.bootstrap
         quick = Topics(client_config(kafka, bootstrap), timedelta(seconds=2))
         return Connection(client_file(self.settings, bootstrap), Topics.of(kafka, bootstrap), quick)
+
+    def batches(self, stream: Stream) -> list[tuple[LedgerEntry, int]]:
+        """Run a stream over its backlog: its batches but the first, each with the ms since the commit before."""
+        lease = acquire(self.settings, stream.name, purpose="benchmark", wait=5)
+        queries = SparkQueries(self.settings, connection=self.connection(), shown=GroupOffsets.of(self.settings))
+        runner = StreamRunner(stream, self.settings, queries, lease, Status(stream.name), "available-now")
+
+        def ended() -> bool:
+            runner.poll(self.spark)
+            return runner.ended
+
+        try:
+            runner.preflight()
+            runner.start(self.spark)
+            wait_until(ended, _BACKLOG_SECONDS, f"the end of {stream.name}", every=0.02)
+        finally:
+            if runner.query is not None:
+                runner.query.stop()
+            lease.release()
+        commits = reversed(entries(walk(self.settings.tables / stream.name), 10_000))
+        found = [(commit.at, entry) for commit, entry in commits if entry.kind == "batch"]
+        return [(entry, at - before) for (before, _), (at, entry) in pairwise(found)]
 
 
 @contextmanager

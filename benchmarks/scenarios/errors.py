@@ -11,8 +11,6 @@ more, or something else than these records was set aside.
 from __future__ import annotations
 
 import json
-import time
-from itertools import pairwise
 from typing import Annotated
 
 from confluent_kafka import Producer
@@ -21,18 +19,10 @@ from benchmarks.feeds import create_topic
 from benchmarks.place import Workshop, workshop
 from benchmarks.run import Report, Row, median, progress, verdict
 from benchmarks.speed import error_flows
-from streaming_jobs.runtime.group_offsets import GroupOffsets
-from streaming_jobs.runtime.stream_queries import SparkQueries
-from streaming_jobs.runtime.stream_runner import StreamRunner
-from streaming_jobs.sinks.delta.log import walk
-from streaming_jobs.sinks.stored import entries
-from streaming_jobs.state.lease import acquire
-from streaming_jobs.state.status import Status
 from streaming_jobs.stream import Stream
 
 GOAL = 3.0
 RECORDS, EVERY = 10_000, 3
-_DEADLINE = 600.0
 
 
 def run(
@@ -66,26 +56,10 @@ def _feed(at_work: Workshop, warm_up: int, batches: int) -> None:
 
 
 def _measured(at_work: Workshop, stream: Stream, warm_up: int, batches: int) -> Row:
-    settings = at_work.settings
-    lease = acquire(settings, stream.name, purpose="benchmark", wait=5)
-    queries = SparkQueries(settings, connection=at_work.connection(), shown=GroupOffsets.of(settings))
-    runner = StreamRunner(stream, settings, queries, lease, Status(stream.name), "available-now")
-    deadline = time.monotonic() + _DEADLINE
-    try:
-        runner.preflight()
-        runner.start(at_work.spark)
-        while not runner.ended and time.monotonic() < deadline:
-            runner.poll(at_work.spark)
-            time.sleep(0.02)
-    finally:
-        if runner.query is not None:
-            runner.query.stop()
-        lease.release()
-    commits = reversed(entries(walk(settings.tables / stream.name), 1000))
-    found = [(commit.at, entry) for commit, entry in commits if entry.kind == "batch"]
-    took = {e.batch: after - before for (before, _), (after, e) in pairwise(found)}
-    letters = {e.batch: e.dead_letters for _, e in found}
-    right = letters == {batch: int(_raises_in(batch, warm_up)) for batch in range(warm_up + batches)}
+    found = at_work.batches(stream)
+    took = {entry.batch: ms for entry, ms in found}
+    letters = {entry.batch: entry.dead_letters for entry, _ in found}
+    right = letters == {batch: int(_raises_in(batch, warm_up)) for batch in range(1, warm_up + batches)}
     plain = median([ms for b, ms in took.items() if b >= warm_up and not _raises_in(b, warm_up)])
     raising = median([ms for b, ms in took.items() if b >= warm_up and _raises_in(b, warm_up)])
     ratio = raising / plain if plain else float("inf")
