@@ -322,10 +322,7 @@ class BatchPipeline:
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
-            isolated = self._isolated(frame.sparkSession, entry, error, path, held)
-        if path == "driver":
-            self.files.attempts.begin(entry.txn)  # the failure has removed the note
-        return self._stage_all(self._made_of(isolated.records), entry, path, held), isolated
+            return self._isolated(frame.sparkSession, entry, error, path, held)
 
     @property
     def _search(self) -> Isolation | None:
@@ -334,24 +331,32 @@ class BatchPipeline:
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
-    ) -> Isolated:
-        """Set aside the records on which the function raised `error`; raises it if none is set aside.
+    ) -> tuple[dict[str, PendingWrite], Isolated]:
+        """Set aside the records on which the function raised `error`, and prepare the rows of the others.
 
-        A batch that a table has already is not searched: its records there are those of the run that wrote them. With
-        state, the query begins again without the records, and so does its state.
+        Raises `error` if none is set aside. A batch that a table has already is not searched: its records there are
+        those of the run that wrote them. With state, the query begins again without the records, and so does its state.
         """
         if (search := self._search) is None or self._is_in_a_table(entry.txn):
             raise error
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error
-        check, in_driver = self.hooks.check_lease, path == "driver"
-        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver)
+
+        def repeat(isolated: Isolated) -> dict[str, PendingWrite]:
+            if path == "driver":
+                self.files.attempts.begin(entry.txn)  # the failure has removed the note
+            return self._stage_all(self._made_of(isolated.records), entry, path, held)
+
+        stateful, check, in_driver = self.traits.may_keep_state, self.hooks.check_lease, path == "driver"
+        isolated, staged = search.isolate(
+            spark, entry, raised, held, check, in_driver=in_driver, repeat=None if stateful else repeat
+        )
         self.hooks.at("set_aside", self.stream.name, entry.batch)
-        if self.traits.may_keep_state:
+        if stateful:
             self.replanned = True
             raise StopAtBorder
         self.sources = search.sources
-        return isolated
+        return repeat(isolated) if staged is None else staged, isolated
 
     def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:
         """The frames of a batch by the sinks that take them, made of Spark's frame of the batch.
