@@ -277,13 +277,13 @@ class BatchPipeline:
         if path == "driver":
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
-            staged, isolated = self._staged(frame, entry, path, held)
+            staged, counts = self._staged(frame, entry, path, held)
             if self.lookups is not None:  # whose scans have been planned by now
                 entry = replace(entry, lookups=self.lookups.pins.noted(batch))
             computed, prepared_s = time.monotonic(), self._write_s
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
-            self._seen = self._counts() if isolated is None else dict(isolated.counts)
+            self._seen = self._counts() if counts is None else dict(counts)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.check_lease()
@@ -316,13 +316,14 @@ class BatchPipeline:
 
     def _staged(
         self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack
-    ) -> tuple[dict[str, PendingWrite], Isolated | None]:
+    ) -> tuple[Mapping[str, PendingWrite], Mapping[str, SourceCounts] | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
-            return self._isolated(frame.sparkSession, entry, error, path, held)
+            isolated = self._isolated(frame.sparkSession, entry, error, path, held)
+        return isolated.staged, isolated.counts
 
     @property
     def _search(self) -> Isolation | None:
@@ -331,7 +332,7 @@ class BatchPipeline:
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
-    ) -> tuple[dict[str, PendingWrite], Isolated]:
+    ) -> Isolated[dict[str, PendingWrite]]:
         """Set aside the records on which the function raised `error`, and prepare the rows of the others.
 
         Raises `error` if none is set aside. A batch that a table has already is not searched: its records there are
@@ -342,21 +343,21 @@ class BatchPipeline:
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error
 
-        def repeat(isolated: Isolated) -> dict[str, PendingWrite]:
+        def repeat(frames: Sequence[DataFrame]) -> dict[str, PendingWrite]:
             if path == "driver":
                 self.files.attempts.begin(entry.txn)  # the failure has removed the note
-            return self._stage_all(self._made_of(isolated.records), entry, path, held)
+            outputs = {sink.name: frame for sink, frame in zip(self.sinks.outputs, frames, strict=True)}
+            return self._stage_all(self._by_sink(outputs), entry, path, held)
 
-        stateful, check, in_driver = self.traits.may_keep_state, self.hooks.check_lease, path == "driver"
-        isolated, staged = search.isolate(
-            spark, entry, raised, held, check, in_driver=in_driver, repeat=None if stateful else repeat
-        )
+        check, in_driver = self.hooks.check_lease, path == "driver"
+        again = None if self.traits.may_keep_state else repeat
+        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
-        if stateful:
+        if isolated is None:
             self.replanned = True
             raise StopAtBorder
         self.sources = search.sources
-        return repeat(isolated) if staged is None else staged, isolated
+        return isolated
 
     def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:
         """The frames of a batch by the sinks that take them, made of Spark's frame of the batch.
@@ -376,7 +377,11 @@ class BatchPipeline:
         """The frames that the function makes of records of a batch; of a stream without state."""
         outputs = self.stream.outputs(**records, **({} if self.lookups is None else self.lookups.frames))
         fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
-        return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
+        return self._by_sink(fitted)
+
+    def _by_sink(self, outputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        """The frames by the sinks that take them, made of the outputs in the columns of their sinks."""
+        return {self.sinks.primary.name: outputs[self.sinks.first.name], **outputs}
 
     def _failed(self, entry: LedgerEntry, staged: Mapping[str, PendingWrite]) -> FailedRecords:
         raised = {} if self.isolation is None else self.isolation.aside_of(entry.txn)

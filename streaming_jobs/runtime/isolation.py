@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
@@ -216,15 +216,15 @@ Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
 """The frames to run for these records: the outputs in the columns of their sinks, or what is ahead of the state."""
 
 
-@dataclass(frozen=True)
-class Isolated:
-    """The batch without the records that are set aside: its records by parameter, and the counts of its sources."""
-
-    records: Mapping[str, DataFrame]
-    counts: Mapping[str, SourceCounts]
-
-
 Staged = TypeVar("Staged")
+
+
+@dataclass(frozen=True)
+class Isolated(Generic[Staged]):
+    """The batch without the records that are set aside: its rows, and the counts of its sources."""
+
+    staged: Staged
+    counts: Mapping[str, SourceCounts]
 
 
 @dataclass
@@ -274,12 +274,12 @@ class Isolation:
         check_lease: Callable[[], None],
         *,
         in_driver: bool,
-        repeat: Callable[[Isolated], Staged] | None = None,
-    ) -> tuple[Isolated, Staged | None]:
+        repeat: Callable[[Sequence[DataFrame]], Staged] | None,
+    ) -> Isolated[Staged] | None:
         """Set aside the records on which the function raises; the list is durable when this returns.
 
-        `in_driver`: the records fit the driver's memory. `repeat` stages the batch without them, which is invisible: as
-        the last run of the search, whose result is returned if it did not raise.
+        `in_driver`: the records fit the driver's memory. `repeat` stages frames of the batch without them, which nobody
+        sees yet: that is the last run of the search. With state it is None, and so is the result.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
         connection.
@@ -288,7 +288,8 @@ class Isolation:
         kept = KeptRecords.of(spark, self.sources, entry.offsets, held, in_driver=in_driver)
         places = kept.places
         before = self.aside.of(entry.txn)
-        runs, staged = 0, None
+        runs = 0
+        isolated: Isolated[Staged] | None = None
 
         def raises(spans: Sequence[Span]) -> Failure | None:
             nonlocal runs
@@ -298,25 +299,25 @@ class Isolation:
         def records_of(found: Found) -> tuple[RaisingRecord, ...]:
             return tuple(RaisingRecord(*places.at(number), with_traceback(error)) for number, error in found.items())
 
-        def without(found: Found) -> Isolated:
-            numbers = sorted(found)
-            spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
-            return Isolated(kept.within(spans), kept.counts(records_of(found)))
+        def stage(found: Found) -> None:
+            nonlocal isolated
+            if repeat is not None:
+                numbers = sorted(found)
+                spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
+                frames = self.runs(kept.within(spans)) if planned is None else planned.frames(spans)
+                isolated = Isolated(repeat(frames), kept.counts(records_of(found)))
 
         def completes(found: Found) -> bool:
-            def stage() -> None:
-                nonlocal staged
-                staged = None if repeat is None else repeat(without(found))
-
-            return _raised(stage) is None and staged is not None
+            return _raised(lambda: stage(found)) is None and isolated is not None
 
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
             with unreported():
-                run_part, points = self._run_part_of(kept)
-                first = raises([(0, len(places))]) if points else None
+                planned = self._planned(kept)
+                run_part = self._run_part_of(kept) if planned is None else planned.run
+                first = None if planned is None else raises([(0, len(places))])
                 found = dict[int, FunctionRaised]()
-                if not points or first is not None:
+                if planned is None or first is not None:
                     found = raising(len(places), raises, allowed, first=first, completes=completes)
         except TooManyRaise as many:
             raise self._too_many(many, entry.txn, len(places)) from raised
@@ -347,7 +348,9 @@ class Isolation:
         )
         self.sources = [replace(s, aside=self.aside.of_topic(s.name)) for s in self.sources]
         log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
-        return without(found), staged
+        if isolated is None:
+            stage(found)
+        return isolated
 
     @property
     def counts_all(self) -> bool:
@@ -371,22 +374,26 @@ class Isolation:
     def _since(self) -> float:
         return self.clock() - self.policy.bound.within.total_seconds()
 
-    def _run_part_of(self, kept: KeptRecords) -> tuple[Callable[[Sequence[Span]], Stopped | None], bool]:
-        """What runs the frames on a part: as planned once for all parts, else planned for each; true for the former."""
-
-        def run_part(spans: Sequence[Span]) -> None:
-            run_frame = run_small if kept.is_small(spans) else run
-            for frame in self.runs(kept.within(spans)):
-                run_frame(frame)
-
-        planned: PlannedOnce | None = None
+    def _planned(self, kept: KeptRecords) -> PlannedOnce | None:
+        """The frames planned once for all parts; None if each part has a plan of its own."""
+        planned = None
 
         def plan() -> None:
             nonlocal planned
             planned = kept.planned(self.runs)
 
         _raised(plan)  # what raises in the planner does so in a part's, too
-        return (run_part, False) if planned is None else (planned.run, True)
+        return planned
+
+    def _run_part_of(self, kept: KeptRecords) -> Callable[[Sequence[Span]], None]:
+        """What runs the frames on a part, planned for it."""
+
+        def run_part(spans: Sequence[Span]) -> None:
+            run_frame = run_small if kept.is_small(spans) else run
+            for frame in self.runs(kept.within(spans)):
+                run_frame(frame)
+
+        return run_part
 
     def _save(self, aside: SetAside) -> None:
         self.file.save(aside)

@@ -63,6 +63,7 @@ class PlannedOnce:
 
     spark: SparkSession
     plans: Sequence[_Node]
+    schemas: Sequence[Any]
     numbers: Mapping[str, NDArray[Any]]
     """The number of each record by source, in the order of the records: ascending."""
 
@@ -82,10 +83,11 @@ class PlannedOnce:
         from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
         with _planned_as_written(spark):
-            plans = [frame._jdf.queryExecution().executedPlan() for frame in frames(held)]
+            made = [frame._jdf for frame in frames(held)]
+            plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
             records = _Records.of(held)
-            planned = cls(spark, [_node(plan, records) for plan in plans], numbers)
+            planned = cls(spark, [_node(plan, records) for plan in plans], [each.schema() for each in made], numbers)
             for node in planned.plans:
                 _Run(planned, ()).with_rows(node)
         except _CannotBeParted:
@@ -109,6 +111,16 @@ class PlannedOnce:
                 except Exception as error:  # noqa: BLE001 - whoever searches judges it
                     return Stopped(error, run.stopped_near(error))
         return None
+
+    def frames(self, spans: Sequence[Span]) -> list[DataFrame]:
+        """The frames of the records with these numbers; whatever is made of them plans no more than that."""
+        from pyspark.sql import DataFrame
+
+        session = self.spark._jsparkSession
+        with set_to(self.spark, "spark.sql.leafNodeDefaultParallelism", "1"):
+            rows = [_Run(self, spans).with_rows(node).execute() for node in self.plans]
+        made = [session.internalCreateDataFrame(*each, False) for each in zip(rows, self.schemas, strict=True)]
+        return [DataFrame(each, self.spark) for each in made]
 
 
 class _Run:

@@ -118,7 +118,13 @@ def with_policy(driver: Driver, policy: ErrorPolicy, bad: set[int], *, missing: 
     sources: Any = [Kept(bad=frozenset(bad))]
     pipeline.sources = sources
     pipeline.isolation = Isolation(
-        STREAM, policy, file, sources, lambda records: list(records.values()), file.load(), clock=lambda: 1e6
+        STREAM,
+        policy,
+        file,
+        sources,
+        lambda r: [*pipeline.stream.outputs(**r).values()],
+        file.load(),
+        clock=lambda: 1e6,
     )
     in_memory = driver.in_memory
 
