@@ -139,7 +139,7 @@ def _narrowed(
             suspects, error = others, None
         else:
             suspects, unknown = part, [*others, *unknown]
-            error = failure.error if told and size(part) == 1 else None
+            error = failure.error if told else None
     return suspects[0][0], unknown, error
 
 

@@ -64,10 +64,14 @@ def test_where_a_run_says_where_it_stopped_a_record_takes_two_runs_and_three_in_
 
 
 def test_a_run_that_stopped_elsewhere_than_it_said_is_the_last_one_that_is_believed() -> None:
-    function = Function([6_666], near=lambda _: [(10, 11), (40, 45)])
-    assert pointed(function, 10_000).keys() == {6_666}
+    function = Function([0])
+    function.near = lambda n: [(n + function.runs, n + function.runs + 1)]
+    assert pointed(function, 10_000).keys() == {0}
     assert function.runs <= math.ceil(math.log2(10_000)) + 3 + 2
-    assert function.alone.count(6_666) >= 2, "nothing but runs of the record alone says so"
+    assert function.alone.count(0) >= 2, "nothing but runs of the record alone says so"
+    roughly = Function([50], near=lambda n: [(n - 1, n + 1)])
+    assert pointed(roughly, 100).keys() == {50}
+    assert roughly.alone.count(50) == 2, "no run stopped at it alone"
     flaky = Function([77], once=[77], near=lambda n: [(n, n + 1)])
     assert pointed(flaky, 100).keys() == {77}, "it raised in two runs in a row"
 
