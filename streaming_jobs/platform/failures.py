@@ -175,9 +175,10 @@ def classify(error: BaseException, where: str = "", rebuild: str = "") -> Recour
     """
     if isinstance(error, RecourseError):
         return error
-    if (ours := _from_a_worker(str(error))) is not None:
+    raw = str(error)  # of Spark's exceptions many calls to the JVM
+    if (ours := _from_a_worker(raw)) is not None:
         return _caused(ours, error)
-    kind, text = type(error).__name__, _COLOURS.sub("", str(error))
+    kind, text = type(error).__name__, _COLOURS.sub("", raw)
     summary = " ".join(text.split("\n")[:_FIRST_LINES]).strip()[:1000]
     summary += f" ({where})" if where else ""
     if _FULL.search(text):

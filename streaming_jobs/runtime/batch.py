@@ -277,13 +277,13 @@ class BatchPipeline:
         if path == "driver":
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
-            staged, isolated = self._staged(frame, entry, path, held)
+            staged, counts = self._staged(frame, entry, path, held)
             if self.lookups is not None:  # whose scans have been planned by now
                 entry = replace(entry, lookups=self.lookups.pins.noted(batch))
             computed, prepared_s = time.monotonic(), self._write_s
             primary = staged[self.sinks.primary.name]
             self._learn(staged.get(self.sinks.first.name, primary), records)
-            self._seen = self._counts() if isolated is None else dict(isolated.counts)
+            self._seen = self._counts() if counts is None else dict(counts)
             self.hooks.at("staged", self.stream.name, batch)
             self._on_disk.planned(batch)
             self.hooks.check_lease()
@@ -316,16 +316,14 @@ class BatchPipeline:
 
     def _staged(
         self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack
-    ) -> tuple[dict[str, PendingWrite], Isolated | None]:
+    ) -> tuple[Mapping[str, PendingWrite], Mapping[str, SourceCounts] | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
             isolated = self._isolated(frame.sparkSession, entry, error, path, held)
-        if path == "driver":
-            self.files.attempts.begin(entry.txn)  # the failure has removed the note
-        return self._stage_all(self._made_of(isolated.records), entry, path, held), isolated
+        return isolated.staged, isolated.counts
 
     @property
     def _search(self) -> Isolation | None:
@@ -334,20 +332,28 @@ class BatchPipeline:
 
     def _isolated(
         self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
-    ) -> Isolated:
-        """Set aside the records on which the function raised `error`; raises it if none is set aside.
+    ) -> Isolated[dict[str, PendingWrite]]:
+        """Set aside the records on which the function raised `error`, and prepare the rows of the others.
 
-        A batch that a table has already is not searched: its records there are those of the run that wrote them. With
-        state, the query begins again without the records, and so does its state.
+        Raises `error` if none is set aside. A batch that a table has already is not searched: its records there are
+        those of the run that wrote them. With state, the query begins again without the records, and so does its state.
         """
         if (search := self._search) is None or self._is_in_a_table(entry.txn):
             raise error
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error
+
+        def repeat(frames: Sequence[DataFrame]) -> dict[str, PendingWrite]:
+            if path == "driver":
+                self.files.attempts.begin(entry.txn)  # the failure has removed the note
+            outputs = {sink.name: frame for sink, frame in zip(self.sinks.outputs, frames, strict=True)}
+            return self._stage_all(self._by_sink(outputs), entry, path, held)
+
         check, in_driver = self.hooks.check_lease, path == "driver"
-        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver)
+        again = None if self.traits.may_keep_state else repeat
+        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
-        if self.traits.may_keep_state:
+        if isolated is None:
             self.replanned = True
             raise StopAtBorder
         self.sources = search.sources
@@ -371,7 +377,11 @@ class BatchPipeline:
         """The frames that the function makes of records of a batch; of a stream without state."""
         outputs = self.stream.outputs(**records, **({} if self.lookups is None else self.lookups.frames))
         fitted = fitted_outputs(self.stream, self.sinks, outputs, [source.name for source in self.sources])
-        return {self.sinks.primary.name: fitted[self.sinks.first.name], **fitted}
+        return self._by_sink(fitted)
+
+    def _by_sink(self, outputs: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+        """The frames by the sinks that take them, made of the outputs in the columns of their sinks."""
+        return {self.sinks.primary.name: outputs[self.sinks.first.name], **outputs}
 
     def _failed(self, entry: LedgerEntry, staged: Mapping[str, PendingWrite]) -> FailedRecords:
         raised = {} if self.isolation is None else self.isolation.aside_of(entry.txn)

@@ -1,19 +1,22 @@
 """The records of a batch on which the stream's function raises: found by running the function on parts of the batch.
 
 Spark reports that a batch failed, not on which record: a plan is lazy, and an expression such as a cast runs in the
-JVM. So the batch's offsets are halved until single ones are left. All records are read and decoded once, and kept by
-Spark meanwhile.
+JVM. So the function runs on parts of the batch's offsets until single ones are left. All records are read and decoded
+once, and kept meanwhile.
 
-    the batch raises
-      first half raises?      yes: look there, and note the second half as not known yet
-                              no:  look in the second half
+    a run raises
+      near some offsets?      these raise: look there, and note the others as not known yet
+      else, first half        raises: look there, and note the second half as not known yet
+                              does not raise: look in the second half
       ...
-      one offset: run twice   raises both times: set it aside
+      one offset              raises alone, right after a run that stopped there, or twice: set it aside
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
-One record of n takes log2(n) + 3 runs. If the records fit the driver's memory, each is one job of a plan that Spark
-makes once (`planned_once.py`). A service that does not answer is no reason to set a record aside, so an error of a
-connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every record.
+If the records fit the driver's memory, each run is one job of a plan that Spark makes once, and says where it stopped
+(`planned_once.py`): one record takes two runs, with Python code three. With halves alone it takes log2(n) + 3. Without
+state, the repeated batch is the last run. A service that does not answer is no reason to set a record aside, so an
+error of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every
+record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
 (`stateless_part.py`): what these make of a record depends on other ones.
@@ -26,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
@@ -36,6 +39,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import classify, with_traceback
 from streaming_jobs.runtime.kept_records import KeptRecords, size
 from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
+from streaming_jobs.runtime.planned_once import PlannedOnce, Stopped
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
@@ -54,8 +58,19 @@ log = structlog.get_logger()
 
 # The search, on the numbers 0 to n - 1.
 
-Raises = Callable[[Sequence[Span]], FunctionRaised | None]
-"""Runs the function on the records of some spans; returns what it raised, None if it did not."""
+
+@dataclass(frozen=True)
+class Failure:
+    """What a run of the function raised, and near which numbers, if that is known."""
+
+    error: FunctionRaised
+    near: Sequence[Span] = ()
+
+
+Raises = Callable[[Sequence[Span]], Failure | None]
+"""Runs the function on the records of some spans; None if it does not raise."""
+Found = Mapping[int, FunctionRaised]
+"""What numbers raise alone."""
 _SAMPLES = 8
 
 
@@ -68,22 +83,34 @@ class TooManyRaise(Exception):
         self.error = error
 
 
-def raising(count: int, raises: Raises, allowed: int) -> dict[int, FunctionRaised]:
-    """The numbers below `count` that raise alone, twice in a row, each with its error; raises TooManyRaise.
+def raising(
+    count: int,
+    raises: Raises,
+    allowed: int,
+    *,
+    first: Failure | None = None,
+    completes: Callable[[Found], bool] = lambda _: False,
+) -> dict[int, FunctionRaised]:
+    """The numbers below `count` that raise alone, two runs in a row, each with its error; raises TooManyRaise.
 
-    Ends where a number that raised with others does not raise alone: then the rest is not reproducible.
+    `first` is what all of them raise. `completes` runs the batch without a number that was found, true if it does not
+    raise. Ends where a number that raised with others does not raise alone: then the rest is not reproducible.
     """
     found: dict[int, FunctionRaised] = {}
-    suspects: list[Span] = [(0, count)]
+    suspects, failure = [(0, count)], first
     while suspects:
-        number, unknown = _narrowed(suspects, raises)
-        alone = [(number, number + 1)]
-        if raises(alone) is None or (error := raises(alone)) is None:
-            break
+        number, unknown, error = _narrowed(suspects, failure, raises)
+        if error is None:
+            alone = [(number, number + 1)]
+            if raises(alone) is None or (failure := raises(alone)) is None:
+                break
+            error = failure.error
         found[number] = error
         if len(found) > allowed:
             raise TooManyRaise(len(found), error)
-        if not unknown or raises(unknown) is None:
+        if len(found) == 1 and completes(found):
+            break
+        if not unknown or (failure := raises(unknown)) is None:
             break
         suspects = unknown
         if len(found) == 1 and size(suspects) > allowed and _all_raise(suspects, raises):
@@ -91,16 +118,44 @@ def raising(count: int, raises: Raises, allowed: int) -> dict[int, FunctionRaise
     return found
 
 
-def _narrowed(suspects: Sequence[Span], raises: Raises) -> tuple[int, list[Span]]:
-    """A number of the suspects, which raise together, and the spans beside it that may raise too."""
+def _narrowed(
+    suspects: Sequence[Span], failure: Failure | None, raises: Raises
+) -> tuple[int, list[Span], FunctionRaised | None]:
+    """A number of the suspects, which raise together, and the spans beside it that may raise too.
+
+    With its error if it raised alone, right after a run that stopped there. A run that stopped elsewhere than it said
+    is the last one that is believed.
+    """
     unknown: list[Span] = []
+    error, believed = None, True
     while (count := size(suspects)) > 1:
-        first, second = _parted(suspects, count // 2)
-        if raises(first) is None:
-            suspects = second
+        part, others = _split(suspects, failure.near if failure is not None and believed else ())
+        if told := 0 < size(part) < count:
+            believed = (failure := raises(part)) is not None
         else:
-            suspects, unknown = first, [*second, *unknown]
-    return suspects[0][0], unknown
+            part, others = _parted(suspects, count // 2)
+            failure = raises(part)
+        if failure is None:
+            suspects, error = others, None
+        else:
+            suspects, unknown = part, [*others, *unknown]
+            error = failure.error if told else None
+    return suspects[0][0], unknown, error
+
+
+def _split(spans: Sequence[Span], near: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """The numbers of the spans that are in `near`, and the others."""
+    inside, outside = [], []
+    for begin, end in spans:
+        at = begin
+        for low, high in sorted(near):
+            low, high = max(low, at), min(high, end)
+            if low < high:
+                outside += [(at, low)] if at < low else []
+                inside.append((low, high))
+                at = high
+        outside += [(at, end)] if at < end else []
+    return inside, outside
 
 
 def _all_raise(suspects: Sequence[Span], raises: Raises) -> bool:
@@ -144,26 +199,31 @@ def unreported() -> Iterator[None]:
             logger.disabled = disabled
 
 
-def _raised(run: Callable[[], None]) -> FunctionRaised | None:
+def _raised(run: Callable[[], Stopped | None]) -> Failure | None:
     """What the function raises in a run; raises any other error, such as that of a connection."""
     try:
-        run()
-    except Exception as error:
-        if isinstance(found := classify(error), FunctionRaised):
-            return found
-        raise found from error
-    return None
+        stopped = run()
+    except Exception as error:  # noqa: BLE001 - judged below
+        stopped = Stopped(error)
+    if stopped is None:
+        return None
+    if isinstance(found := classify(stopped.error), FunctionRaised):
+        return Failure(found, stopped.near)
+    raise found from stopped.error
 
 
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
 """The frames to run for these records: the outputs in the columns of their sinks, or what is ahead of the state."""
 
 
-@dataclass(frozen=True)
-class Isolated:
-    """The batch without the records that are set aside: its records by parameter, and the counts of its sources."""
+Staged = TypeVar("Staged")
 
-    records: Mapping[str, DataFrame]
+
+@dataclass(frozen=True)
+class Isolated(Generic[Staged]):
+    """The batch without the records that are set aside: its rows, and the counts of its sources."""
+
+    staged: Staged
     counts: Mapping[str, SourceCounts]
 
 
@@ -214,10 +274,12 @@ class Isolation:
         check_lease: Callable[[], None],
         *,
         in_driver: bool,
-    ) -> Isolated:
+        repeat: Callable[[Sequence[DataFrame]], Staged] | None,
+    ) -> Isolated[Staged] | None:
         """Set aside the records on which the function raises; the list is durable when this returns.
 
-        `in_driver`: the records fit the driver's memory.
+        `in_driver`: the records fit the driver's memory. `repeat` stages frames of the batch without them, which nobody
+        sees yet: that is the last run of the search. With state it is None, and so is the result.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
         connection.
@@ -227,25 +289,43 @@ class Isolation:
         places = kept.places
         before = self.aside.of(entry.txn)
         runs = 0
+        isolated: Isolated[Staged] | None = None
+
+        def raises(spans: Sequence[Span]) -> Failure | None:
+            nonlocal runs
+            runs += 1
+            return _raised(lambda: run_part(spans))
+
+        def records_of(found: Found) -> tuple[RaisingRecord, ...]:
+            return tuple(RaisingRecord(*places.at(number), with_traceback(error)) for number, error in found.items())
+
+        def stage(found: Found) -> None:
+            nonlocal isolated
+            if repeat is not None:
+                numbers = sorted(found)
+                spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
+                frames = self.runs(kept.within(spans)) if planned is None else planned.frames(spans)
+                isolated = Isolated(repeat(frames), kept.counts(records_of(found)))
+
+        def completes(found: Found) -> bool:
+            return _raised(lambda: stage(found)) is None and isolated is not None
 
         allowed = self.allowed(entry.txn, len(places)) - len(before)
         try:
             with unreported():
-                run_part = self._run_part_of(kept)
-
-                def raises(spans: Sequence[Span]) -> FunctionRaised | None:
-                    nonlocal runs
-                    runs += 1
-                    return _raised(lambda: run_part(spans))
-
-                found = raising(len(places), raises, allowed)
+                planned = self._planned(kept)
+                run_part = self._run_part_of(kept) if planned is None else planned.run
+                first = None if planned is None else raises([(0, len(places))])
+                found = dict[int, FunctionRaised]()
+                if planned is None or first is not None:
+                    found = raising(len(places), raises, allowed, first=first, completes=completes)
         except TooManyRaise as many:
             raise self._too_many(many, entry.txn, len(places)) from raised
         if not found:
             raise FunctionRaised(
                 f"{raised.found}; no record of the batch raises it alone", raised.next_step, raised.origin
             ) from raised
-        records = tuple(RaisingRecord(*places.at(number), with_traceback(error)) for number, error in found.items())
+        records = records_of(found)
         for record, error in zip(records, found.values(), strict=True):
             log.warning(
                 "record set aside",
@@ -268,9 +348,9 @@ class Isolation:
         )
         self.sources = [replace(s, aside=self.aside.of_topic(s.name)) for s in self.sources]
         log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
-        numbers = sorted(found)
-        spans = list(zip([0, *(number + 1 for number in numbers)], [*numbers, len(places)], strict=True))
-        return Isolated(kept.within(spans), kept.counts(records))
+        if isolated is None:
+            stage(found)
+        return isolated
 
     @property
     def counts_all(self) -> bool:
@@ -294,22 +374,26 @@ class Isolation:
     def _since(self) -> float:
         return self.clock() - self.policy.bound.within.total_seconds()
 
+    def _planned(self, kept: KeptRecords) -> PlannedOnce | None:
+        """The frames planned once for all parts; None if each part has a plan of its own."""
+        planned = None
+
+        def plan() -> None:
+            nonlocal planned
+            planned = kept.planned(self.runs)
+
+        _raised(plan)  # what raises in the planner does so in a part's, too
+        return planned
+
     def _run_part_of(self, kept: KeptRecords) -> Callable[[Sequence[Span]], None]:
-        """What runs the frames on a part: as planned once for all parts, else planned for each."""
+        """What runs the frames on a part, planned for it."""
 
         def run_part(spans: Sequence[Span]) -> None:
             run_frame = run_small if kept.is_small(spans) else run
             for frame in self.runs(kept.within(spans)):
                 run_frame(frame)
 
-        chosen: Callable[[Sequence[Span]], None] = run_part
-
-        def plan() -> None:
-            nonlocal chosen
-            chosen = kept.planned(self.runs) or run_part
-
-        _raised(plan)  # what raises in the planner does so in a part's, too
-        return chosen
+        return run_part
 
     def _save(self, aside: SetAside) -> None:
         self.file.save(aside)

@@ -79,12 +79,13 @@ _SMALL = 20_000
 class KeptRecords:
     """All records of a batch by source, read and decoded once, with the verdicts of their formats.
 
-    Spark keeps them. With `in_driver`, those of a part that is small enough are also in the driver's memory: a run of
-    theirs needs no task that reads them, and mostly no task at all.
+    Spark keeps them. With `in_driver`, those of a part that is small enough are in the driver's memory: a run of theirs
+    needs no task that reads them, and mostly no task at all. A batch that is small enough is read by the driver itself.
     """
 
     spark: SparkSession
     sources: Sequence[KafkaSource]
+    offsets: Mapping[str, OffsetRange]
     judged: Mapping[str, DataFrame]
     places: Places
     in_driver: bool
@@ -101,12 +102,12 @@ class KeptRecords:
         in_driver: bool,
     ) -> KeptRecords:
         ranges, places = {each.topic: each for each in offsets}, Places.of(offsets)
-        judged = {s.name: s.judged(spark, ranges[s.name].start, ranges[s.name].end) for s in sources}
+        judged = {}
         if not in_driver or len(places) > _SMALL:
-            judged = {name: frame.persist() for name, frame in judged.items()}
-            for frame in judged.values():
-                held.callback(frame.unpersist)
-        return cls(spark, sources, judged, places, in_driver)
+            for source in sources:
+                judged[source.name] = source.judged(spark, ranges[source.name].start, ranges[source.name].end).persist()
+                held.callback(judged[source.name].unpersist)
+        return cls(spark, sources, ranges, judged, places, in_driver)
 
     def within(self, spans: Sequence[Span]) -> dict[str, DataFrame]:
         """The good records of some spans of numbers, by the parameter of the stream's function."""
@@ -118,20 +119,20 @@ class KeptRecords:
             frames[source.parameter] = source.good(frame)
         return frames
 
-    def planned(
-        self, frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]]
-    ) -> Callable[[Sequence[Span]], None] | None:
-        """What runs the `frames` of the good records on spans of numbers, planned once.
+    def planned(self, frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]]) -> PlannedOnce | None:
+        """The `frames` of the good records, planned once.
 
         None if the records are not in the driver's memory, or the plans cannot be run on parts of them.
         """
         import numpy as np  # a session imports it while Spark starts
+        import pyarrow.compute as pc
 
         if not self.is_small([(0, len(self.places))]):
             return None
         held, numbers = {}, {}
         for source in self.sources:
             rows = self._rows(source, [each for each in self.places.ranges if each[0] == source.name])
+            rows = rows.filter(pc.invert(rows["_bad"]))  # a row of the plan is then a row for the function
             number = self.places.numbers(source.name, np.asarray(rows["partition"]), np.asarray(rows["offset"]))
             order = np.argsort(number)
             held[source.parameter] = source.held(self.spark, rows.take(order))
@@ -140,14 +141,7 @@ class KeptRecords:
         def good(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
             return frames({source.parameter: source.good(records[source.parameter]) for source in self.sources})
 
-        if (planned := PlannedOnce.of(self.spark, held, good)) is None:
-            return None
-
-        def run(spans: Sequence[Span]) -> None:
-            borders = np.asarray(spans)
-            planned.run({name: np.searchsorted(each, borders).tolist() for name, each in numbers.items()})
-
-        return run
+        return PlannedOnce.of(self.spark, held, good, numbers)
 
     def is_small(self, spans: Sequence[Span]) -> bool:
         return self.in_driver and size(spans) <= _SMALL
@@ -156,8 +150,9 @@ class KeptRecords:
         """The counts of each source, by the name of its observation, with the records that are set aside as bad."""
         found, small = {}, self.is_small([(0, len(self.places))])
         for source in self.sources:
-            judged = self.judged[source.name]
-            counts = source.counts_held(self._held[source.name][1]) if small else source.counts(judged)
+            counts = (
+                source.counts_held(self._held[source.name][1]) if small else source.counts(self.judged[source.name])
+            )
             more = sum(1 for record in aside if record.topic == source.name)
             found[source.observation] = replace(counts, bad=counts.bad + more)
         return found
@@ -177,7 +172,7 @@ class KeptRecords:
         known, rows = self._held.get(source.name, ((), None))
         if rows is None or not all(any(_contains(each, one) for each in known) for one in ranges):
             if len(self.places) <= _SMALL:
-                known, rows = self.places.ranges, self.judged[source.name].toArrow()
+                known, rows = self.places.ranges, source.read("all", self.offsets[source.name])
             else:
                 known, rows = ranges, self._from_spark(source, ranges).toArrow()
             self._held[source.name] = known, rows

@@ -2,6 +2,10 @@
 
 A plan over records in the driver's memory has them in leaves, `LocalTableScan`. For a part, the physical plan is made
 again with other rows in those leaves: no analysis, no optimiser, no compiler; a run is one job of Spark.
+
+A run that raises says where it stopped. Spark evaluates row by row: the row that a leaf handed out last is the one that
+raised. Python code gets its rows in batches and reads ahead; there, it is the first row behind those that came back.
+Both are counted by Spark's own metrics.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from streaming_jobs.runtime.spark_plan import set_to, without_rules
 from streaming_jobs.sources.base import Span
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pyspark.sql import DataFrame, SparkSession
 
 log = structlog.get_logger()
@@ -37,12 +42,30 @@ class _Node:
     """The source whose records a leaf has."""
 
 
+_HANDED_OUT, _CAME_BACK = "numOutputRows", "pythonNumRowsReceived"
+"""Spark's metrics of a leaf, and of an operator with Python code."""
+_BATCH = 100
+"""Rows of a batch for Python code; a part of twice as many at most goes row by row."""
+_BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.python.udf.maxRecordsPerBatch")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that raised `error`: most likely on a record in one of the spans `near`. It may be on any other."""
+
+    error: Exception
+    near: Sequence[Span] = ()
+
+
 @dataclass(frozen=True)
 class PlannedOnce:
-    """Frames of one function, planned for all records of a batch, by source."""
+    """Frames of one function, planned for all records of a batch."""
 
     spark: SparkSession
     plans: Sequence[_Node]
+    schemas: Sequence[Any]
+    numbers: Mapping[str, NDArray[Any]]
+    """The number of each record by source, in the order of the records: ascending."""
 
     @classmethod
     def of(
@@ -50,6 +73,7 @@ class PlannedOnce:
         spark: SparkSession,
         held: Mapping[str, DataFrame],
         frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]],
+        numbers: Mapping[str, NDArray[Any]],
     ) -> PlannedOnce | None:
         """Plan `frames` of the `held` records; None if a plan cannot be run on parts of them.
 
@@ -59,12 +83,13 @@ class PlannedOnce:
         from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
         with _planned_as_written(spark):
-            plans = [frame._jdf.queryExecution().executedPlan() for frame in frames(held)]
+            made = [frame._jdf for frame in frames(held)]
+            plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
             records = _Records.of(held)
-            planned = cls(spark, [_node(plan, records) for plan in plans])
+            planned = cls(spark, [_node(plan, records) for plan in plans], [each.schema() for each in made], numbers)
             for node in planned.plans:
-                planned._with(node, {name: [(0, 0)] for name in held})
+                _Run(planned, ()).with_rows(node)
         except _CannotBeParted:
             return None
         except Py4JJavaError:
@@ -74,23 +99,110 @@ class PlannedOnce:
             return None
         return planned
 
-    def run(self, parts: Mapping[str, Sequence[Span]]) -> None:
-        """Run each plan on the rows of these spans, by source, in one task; raises what Spark raises."""
+    def run(self, spans: Sequence[Span]) -> Stopped | None:
+        """Run each plan on the records with these numbers, in one task; None if none raises."""
         with set_to(self.spark, "spark.sql.leafNodeDefaultParallelism", "1"):  # a task that fails costs its Python
             for node in self.plans:
-                self._with(node, parts).executeCollect()
+                run = _Run(self, spans)
+                plan = run.with_rows(node)
+                try:
+                    with run.in_batches():
+                        plan.executeCollect()
+                except Exception as error:  # noqa: BLE001 - whoever searches judges it
+                    return Stopped(error, run.stopped_near(error))
+        return None
 
-    def _with(self, node: _Node | Any, parts: Mapping[str, Sequence[Span]]) -> Any:
+    def frames(self, spans: Sequence[Span]) -> list[DataFrame]:
+        """The frames of the records with these numbers; whatever is made of them plans no more than that."""
+        from pyspark.sql import DataFrame
+
+        session = self.spark._jsparkSession
+        with set_to(self.spark, "spark.sql.leafNodeDefaultParallelism", "1"):
+            rows = [_Run(self, spans).with_rows(node).execute() for node in self.plans]
+        made = [session.internalCreateDataFrame(*each, False) for each in zip(rows, self.schemas, strict=True)]
+        return [DataFrame(each, self.spark) for each in made]
+
+
+class _Run:
+    """One plan with the records of some spans of numbers."""
+
+    def __init__(self, planned: PlannedOnce, spans: Sequence[Span]) -> None:
+        self.planned = planned
+        self.rows = {name: _within(numbers, spans) for name, numbers in planned.numbers.items()}
+        self.handed_out: list[tuple[str, Any]] = []
+        self.came_back: list[Any] = []
+        self.batch = _BATCH if sum(end - begin for begin, end in spans) > 2 * _BATCH else 1
+
+    def with_rows(self, node: _Node | Any) -> Any:
+        """The operator above the records, made anew."""
         if not isinstance(node, _Node):
             return node
         if node.records is not None:
-            spans, rows = parts[node.records], node.plan.rows()
-            part = rows.slice(0, 0)
-            for begin, end in spans:
-                part = part.concat(rows.slice(begin, end))
-            return node.plan.copy(node.plan.output(), part, node.plan.stream())
-        jvm: Any = self.spark._jvm
-        return node.plan.withNewChildren(jvm.PythonUtils.toSeq([self._with(each, parts) for each in node.children]))
+            plan, rows = node.plan, node.plan.rows()
+            if sum(end - begin for begin, end in self.rows[node.records]) < rows.size():  # Spark keeps equal children
+                part = rows.slice(0, 0)
+                for begin, end in self.rows[node.records]:
+                    part = part.concat(rows.slice(begin, end))
+                plan = plan.copy(plan.output(), part, plan.stream())
+            self.handed_out.append((node.records, self._counted(plan, _HANDED_OUT)))
+            return plan
+        jvm: Any = self.planned.spark._jvm
+        plan = node.plan.withNewChildren(jvm.PythonUtils.toSeq([self.with_rows(each) for each in node.children]))
+        if plan.metrics().contains(_CAME_BACK):
+            self.came_back.append(self._counted(plan, _CAME_BACK))
+        return plan
+
+    def _counted(self, plan: Any, name: str) -> Any:
+        """A metric of an operator that tasks report when they fail, too."""
+        jvm: Any = self.planned.spark._jvm
+        metric = plan.longMetric(name)
+        metric.reset()
+        known = jvm.org.apache.spark.util.AccumulatorMetadata(metric.id(), metric.name(), True)
+        getattr(metric, "metadata_$eq")(known)
+        return metric
+
+    @contextmanager
+    def in_batches(self) -> Iterator[None]:
+        """Python code gets so many rows at a time. Tasks take the options from the job's properties."""
+        context = self.planned.spark.sparkContext
+        before = {name: context.getLocalProperty(name) for name in _BATCH_ROWS}
+        for name in before:
+            context.setLocalProperty(name, str(self.batch))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
+
+    def stopped_near(self, error: Exception) -> list[Span]:
+        """Where the run stopped, by the rows that were counted; spans of numbers."""
+        from pyspark.errors import PythonException
+
+        near = [(name, count - 1, count) for name, metric in self.handed_out if (count := int(metric.value()))]
+        if self.came_back:
+            back = min(int(metric.value()) for metric in self.came_back)
+            ahead = isinstance(error, PythonException)  # else, an expression on what has come back
+            first = back if ahead else max(back - self.batch, 0)
+            behind = [(name, first, first + self.batch) for name, _ in self.handed_out]
+            near = behind if ahead else [*behind, *near]
+        return [span for name, begin, end in near if (span := self._numbers(name, begin, end)) is not None]
+
+    def _numbers(self, source: str, begin: int, end: int) -> Span | None:
+        """The span of numbers of some rows of the part; None if it has no such rows."""
+        import numpy as np  # a session imports it while Spark starts
+
+        part = np.concatenate([np.arange(0), *(np.arange(*span) for span in self.rows[source])])[begin:end]
+        if not len(part):
+            return None
+        numbers = self.planned.numbers[source]
+        return int(numbers[part[0]]), int(numbers[part[-1]]) + 1
+
+
+def _within(numbers: NDArray[Any], spans: Sequence[Span]) -> list[Span]:
+    """The rows whose numbers are in the spans."""
+    import numpy as np  # a session imports it while Spark starts
+
+    return [(int(begin), int(end)) for begin, end in np.searchsorted(numbers, np.asarray(spans).reshape(-1, 2))]
 
 
 class _CannotBeParted(Exception):

@@ -11,6 +11,7 @@ from streaming_jobs.declare.format import Refusal
 from streaming_jobs.ledger.positions import OffsetBounds, OffsetRange
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from streaming_jobs.sources.record_blocks import ArchivedRecords
@@ -54,6 +55,9 @@ class Source(Protocol):
 
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
+
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
+        """`bad_records` in the driver's memory."""
 
 
 NOT_SHOWN = "unknown"

@@ -367,6 +367,10 @@ class FrameSource(ABC):
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
         return self._range(spark, "refused", offsets.start, offsets.end)
 
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
+        """`bad_records` in the driver's memory."""
+        return self.bad_records(spark, offsets).toArrow()
+
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:
         return 0 if self.event_time is None else self.late(spark, offsets, watermark_ms).count()
 

@@ -30,6 +30,7 @@ from streaming_jobs.storage.locations import Location
 from streaming_jobs.stream import KafkaTopic
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 BLOCK = 10_000
@@ -123,6 +124,10 @@ class TopicReading(Reading[Planner]):
         times.note_batch(self.times)
         return [RangePartition(spans)], decoded
 
+    def first_offsets(self) -> Firsts:
+        """The offsets at which the topic begins now, by partition."""
+        return self.clients.topics(self.source, self.client).offsets(self.source).earliest
+
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""
         assert isinstance(part, RangePartition)
@@ -130,12 +135,10 @@ class TopicReading(Reading[Planner]):
         key = (self.client, self.name, self.source)
         reader = _readers.pop(key, None) or self.clients.reader(self.source, self.client)
 
-        def look() -> Firsts:
-            return self.clients.topics(self.source, self.client).offsets(self.source).earliest
-
         try:
             times, spans = ReadTimes(), self.void.clipped(part.spans)
-            for records in times.each_read(read_ranges(reader, spans, BLOCK, self.archive, part.first, look)):
+            found = read_ranges(reader, spans, BLOCK, self.archive, part.first, self.first_offsets)
+            for records in times.each_read(found):
                 with times.decoding():
                     batch = self.blocks.of(self.void.kept(records))
                 yield batch
@@ -200,6 +203,21 @@ class KafkaSource(FrameSource):
             reader.close()
         times = [time for each in blocks for time in first_reads(each.column("headers")).tolist() if time < LARGEST_MS]
         return max(times, default=None)
+
+    def read(self, rows: Literal["all", "refused"], offsets: OffsetRange) -> pa.Table:
+        """The records of a range as in `judged`, or those as in `bad_records`: read by this process, without Spark."""
+        reading = self._reading(self.name, rows, offsets.start)
+        reader = self.clients.reader(self.name, self.client)
+        try:
+            spans = self.void.clipped(spans_of(offsets.start, offsets.end))
+            records = read_ranges(reader, spans, BLOCK, self.archive, None, reading.first_offsets)
+            blocks = [reading.blocks.of(self.void.kept(each)) for each in records]
+        finally:
+            reader.close()
+        return pa.Table.from_batches(blocks, reading.blocks.schema)
+
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:  # noqa: ARG002 - it does without
+        return self.read("refused", offsets)
 
     def rows(self, offsets: OffsetRange) -> int:
         """The offsets in the range that are not void."""

@@ -334,7 +334,7 @@ class MemoryTable:
         """The refused records with their reasons, and the rejected rows as they are."""
         letters = []
         for source, offsets, _ in refused:
-            letters += source.bad_records(spark, offsets).toArrow().to_pylist()
+            letters += source.bad_rows(spark, offsets).to_pylist()
         tables = [pa.Table.from_pylist(letters)] if letters else []
         return MemoryWrite(self, pa.concat_tables([*tables, *rejected], promote_options="default"))
 

@@ -118,6 +118,10 @@ class MemoryTopic:
         ]
         return cast("DataFrame", ArrowFrame(pa.Table.from_pylist(rows, schema=_SCHEMA)))
 
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
+        """`bad_records` as a table."""
+        return self.bad_records(spark, offsets).toArrow()
+
     def describe(self, name: str) -> TopicInfo | None:
         known = name == self.name
         return TopicInfo(name, self.topic_id, len(self.partitions), KEEP_FOREVER, "delete") if known else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -14,9 +15,10 @@ from pyspark.sql.types import LongType
 
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.runtime.planned_once import PlannedOnce
+from streaming_jobs.runtime.planned_once import PlannedOnce, Stopped, _Run
 
 COUNT, BAD = 40, 23
+NUMBERS = np.arange(COUNT)
 PARTS = [
     [(0, COUNT)],
     [(0, BAD)],
@@ -28,11 +30,14 @@ PARTS = [
 ]
 
 
-@F.udf(LongType())
+@F.udf(LongType(), useArrow=True)
 def picky(number, bad):  # type: ignore[no-untyped-def]  # Spark reads type hints, and not those of `annotations`
     if bad:
         raise ValueError(f"no place for {number}")
     return number
+
+
+pickled = F.udf(picky.func, LongType(), useArrow=False)
 
 
 def _kept(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -50,35 +55,35 @@ FUNCTIONS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "division": divided,
     "cast": lambda a: a.selectExpr("CAST(IF(bad = 1, 'none', CAST(n AS STRING)) AS BIGINT) AS m"),
     "python": lambda a: a.select(picky("n", "bad")),
+    "pickled": lambda a: a.select(pickled("n", "bad")),
+    "divided_python": lambda a: divided(a.withColumn("n", picky("n", F.lit(0)))),
     "pandas": lambda a: a.mapInPandas(_kept, "n bigint"),
     "united": lambda a: divided(a).unionByName(divided(a.where("n % 2 = 0"))),
     "joined": lambda a: divided(a).join(divided(a).withColumnRenamed("m", "other"), "n"),
     "grouped": lambda a: divided(a).groupBy("n").agg(F.max("m")),
-    "looked_up": lambda a: divided(a.join(F.broadcast(a.sparkSession.range(100).toDF("n")), "n")),
+    "looked_up": lambda a: divided(a.join(F.broadcast(a.sparkSession.range(1_000).toDF("n")), "n")),
 }
 
 
-def held(spark: SparkSession, begin: int = 0) -> DataFrame:
-    numbers = range(begin, begin + COUNT)
-    return spark.createDataFrame(pa.table({"n": list(numbers), "bad": [int(n == BAD) for n in numbers]}))
+def held(spark: SparkSession, begin: int = 0, count: int = COUNT, bad: int = BAD) -> DataFrame:
+    numbers = range(begin, begin + count)
+    return spark.createDataFrame(pa.table({"n": list(numbers), "bad": [int(n == bad) for n in numbers]}))
 
 
-def raised(run: Callable[[], None]) -> str | None:
-    try:
-        run()
-    except Exception as error:  # noqa: BLE001 - judged as the search judges it
-        found = classify(error)
-        assert isinstance(found, FunctionRaised), found
-        return found.found
-    return None
+def raised(stopped: Stopped | None) -> str | None:
+    if stopped is None:
+        return None
+    found = classify(stopped.error)
+    assert isinstance(found, FunctionRaised), found
+    return found.found
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_part_raises_if_and_only_if_it_has_a_record_that_does(spark: SparkSession, name: str) -> None:
-    planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [FUNCTIONS[name](records["a"])])
+    planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [FUNCTIONS[name](records["a"])], {"a": NUMBERS})
     assert planned is not None
     for part in PARTS:
-        found = raised(lambda part=part: planned.run({"a": part}))
+        found = raised(planned.run(part))
         assert (found is not None) == any(begin <= BAD < end for begin, end in part), (part, found)
 
 
@@ -86,11 +91,37 @@ def test_each_source_has_its_part(spark: SparkSession) -> None:
     def both(records: dict[str, DataFrame]) -> Sequence[DataFrame]:
         return [divided(records["a"]).unionByName(divided(records["b"])), divided(records["b"])]
 
-    planned = PlannedOnce.of(spark, {"a": held(spark, COUNT), "b": held(spark)}, both)
+    numbers = {"a": NUMBERS + COUNT, "b": NUMBERS}
+    planned = PlannedOnce.of(spark, {"a": held(spark, COUNT), "b": held(spark)}, both, numbers)
     assert planned is not None
-    every = [(0, COUNT)]
-    assert raised(lambda: planned.run({"a": every, "b": [(0, BAD)]})) is None
-    assert raised(lambda: planned.run({"a": [], "b": [(BAD, BAD + 1)]})) is not None
+    assert raised(planned.run([(0, BAD), (COUNT, 2 * COUNT)])) is None
+    assert raised(planned.run([(BAD, BAD + 1)])) is not None
+
+
+ONE = ["division", "cast", "grouped", "looked_up"]
+"""Runs of these stop exactly at the record."""
+WITHIN_A_BATCH = ["python", "pickled", "pandas"]
+"""At first, these stop within a batch of Python code."""
+
+
+@pytest.mark.parametrize("name", [*ONE, *WITHIN_A_BATCH, "divided_python", "united", "joined"])
+def test_a_run_that_raises_says_where_it_stopped(spark: SparkSession, name: str) -> None:
+    count, bad = 1_000, 666
+    numbers = {"a": np.arange(count) + 7}  # as if the batch had seven offsets without a record before
+    frame = held(spark, count=count, bad=bad)
+    planned = PlannedOnce.of(spark, {"a": frame}, lambda records: [FUNCTIONS[name](records["a"])], numbers)
+    assert planned is not None
+    spans, sizes = [(0, count + 7)], []
+    while sizes[-1:] != [1] and len(sizes) < 4:
+        stopped = planned.run(spans)
+        assert stopped is not None
+        spans = list(stopped.near)
+        assert any(begin <= bad + 7 < end for begin, end in spans)
+        sizes.append(sum(end - begin for begin, end in spans))
+    expected = [1] if name in ONE else [100, 1] if name in WITHIN_A_BATCH else sizes
+    assert sizes == expected
+    assert sizes[-1] <= 2
+    assert spark.sparkContext.getLocalProperty("spark.sql.execution.arrow.maxRecordsPerBatch") is None
 
 
 def test_records_that_a_plan_hides_or_leaves_out_are_not_run_in_parts(spark: SparkSession) -> None:
@@ -110,7 +141,7 @@ def test_records_that_a_plan_hides_or_leaves_out_are_not_run_in_parts(spark: Spa
 
     keeping: list[DataFrame] = []
     for function in (subquery, kept, none):
-        planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda r, f=function: [f(r["a"])])  # type: ignore[misc]
+        planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda r, f=function: [f(r["a"])], {"a": NUMBERS})  # type: ignore[misc]
         assert planned is None, function.__name__
     for frame in keeping:
         frame.unpersist()
@@ -122,5 +153,5 @@ def test_each_part_has_a_plan_of_its_own_on_a_spark_without_this_interface(
     def missing(*_: object) -> None:
         raise Py4JError("Method copy([]) does not exist")
 
-    monkeypatch.setattr(PlannedOnce, "_with", missing)
-    assert PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [divided(records["a"])]) is None
+    monkeypatch.setattr(_Run, "_counted", missing)
+    assert PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [divided(records["a"])], {"a": NUMBERS}) is None

@@ -104,6 +104,8 @@ class Source:
         """The table of dead letters reads them, which is in memory here."""
         raise NotImplementedError
 
+    bad_rows = bad_records
+
 
 class Output(DeltaSink):
     """A table whose rows are in memory already; it says what is asked of it."""

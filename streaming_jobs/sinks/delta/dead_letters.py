@@ -54,7 +54,7 @@ def prepared(
     schema = _arrow_schema()
     tables = []
     for source, offsets, _ in refused:
-        batches = source.bad_records(spark, offsets).toArrow().to_batches()
+        batches = source.bad_rows(spark, offsets).to_batches()
         tables.append(pa.Table.from_batches([*_storable(iter(batches))], schema))
     tables += [_from_rows(rows) for rows in rejected]
     return ArrowAppend(sink, pa.concat_tables(tables))

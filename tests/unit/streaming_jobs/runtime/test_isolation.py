@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,18 +12,23 @@ from hypothesis import strategies as st
 
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.isolation import TooManyRaise, raising
+from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising
 from streaming_jobs.runtime.kept_records import Places
 from streaming_jobs.sources.base import Span
 
+Near = Callable[[int], Sequence[Span]]
+
 
 class Function:
-    """Raises on some numbers, on those of `once` in only one of their runs alone; counts its runs, and those alone."""
+    """Raises on some numbers, on those of `once` in only one of their runs alone; counts its runs, and those alone.
 
-    def __init__(self, bad: Collection[int], *, once: Collection[int] = ()) -> None:
-        self.bad, self.once, self.runs, self.alone = set(bad), set(once), 0, list[int]()
+    It says that it stopped `near` some numbers.
+    """
 
-    def __call__(self, spans: Sequence[Span]) -> FunctionRaised | None:
+    def __init__(self, bad: Collection[int], *, once: Collection[int] = (), near: Near = lambda _: ()) -> None:
+        self.bad, self.once, self.near, self.runs, self.alone = set(bad), set(once), near, 0, list[int]()
+
+    def __call__(self, spans: Sequence[Span]) -> Failure | None:
         assert all(begin < end for begin, end in spans) and spans, "no run is without records"
         self.runs += 1
         numbers = {number for span in spans for number in range(*span)}
@@ -32,7 +37,7 @@ class Function:
         met = sorted(self.bad & numbers)
         if len(numbers) == 1 and numbers <= self.once:
             self.bad -= numbers
-        return FunctionRaised(f"no place for {met[0]}") if met else None
+        return Failure(FunctionRaised(f"no place for {met[0]}"), self.near(met[0])) if met else None
 
 
 @pytest.mark.parametrize("bad", [0, 1, 4_999, 5_000, 9_999])
@@ -44,11 +49,56 @@ def test_one_record_of_ten_thousand_is_found_in_seventeen_runs_and_run_twice_alo
     assert function.alone.count(bad) >= 2
 
 
+def pointed(function: Function, count: int, allowed: int = 100) -> dict[int, FunctionRaised]:
+    return raising(count, function, allowed, first=function([(0, count)]))
+
+
+def test_where_a_run_says_where_it_stopped_a_record_takes_two_runs_and_three_in_batches() -> None:
+    exact = Function([6_666], near=lambda n: [(n, n + 1)])
+    assert pointed(exact, 10_000).keys() == {6_666}
+    assert (exact.runs, exact.alone) == (3, [6_666]), "all, the record alone, all others"
+    in_batches = Function([6_666])
+    in_batches.near = lambda n: [(n // 100 * 100, n // 100 * 100 + 100) if in_batches.runs == 1 else (n, n + 1)]
+    assert pointed(in_batches, 10_000).keys() == {6_666}
+    assert (in_batches.runs, in_batches.alone) == (4, [6_666])
+
+
+def test_a_run_that_stopped_elsewhere_than_it_said_is_the_last_one_that_is_believed() -> None:
+    function = Function([0])
+    function.near = lambda n: [(n + function.runs, n + function.runs + 1)]
+    assert pointed(function, 10_000).keys() == {0}
+    assert function.runs <= math.ceil(math.log2(10_000)) + 3 + 2
+    assert function.alone.count(0) >= 2, "nothing but runs of the record alone says so"
+    roughly = Function([50], near=lambda n: [(n - 1, n + 1)])
+    assert pointed(roughly, 100).keys() == {50}
+    assert roughly.alone.count(50) == 2, "no run stopped at it alone"
+    flaky = Function([77], once=[77], near=lambda n: [(n, n + 1)])
+    assert pointed(flaky, 100).keys() == {77}, "it raised in two runs in a row"
+
+
+def test_the_batch_that_completes_without_the_record_is_the_last_run() -> None:
+    batches = list[set[int]]()
+
+    def completes(found: Mapping[int, FunctionRaised]) -> bool:
+        batches.append(set(found))
+        return function.bad <= set(found)
+
+    function = Function([5], near=lambda n: [(n, n + 1)])
+    assert raising(100, function, 10, first=function([(0, 100)]), completes=completes).keys() == {5}
+    assert (function.runs, batches) == (2, [{5}])
+    function = Function([5, 7, 90], near=lambda n: [(n, n + 1)])
+    assert raising(100, function, 100, first=function([(0, 100)]), completes=completes).keys() == {5, 7, 90}
+    assert (function.runs, batches) == (7, [{5}, {5}]), "a batch is tried once"
+
+
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=12))))
 def test_every_record_that_raises_is_found_and_no_other(case: tuple[int, set[int]]) -> None:
     count, bad = case
     function = Function(bad)
     assert raising(count, function, allowed=count).keys() == bad
+    for near in (lambda n: [(n, n + 1)], lambda n: [(n - 3, n + 3), (0, 2)], lambda n: [(n + 1, count)]):
+        if bad:
+            assert pointed(Function(bad, near=near), count, count).keys() == bad
     assert function.runs <= (len(bad) + 1) * (math.ceil(math.log2(count + 1)) + 3) + 8
 
 
@@ -83,7 +133,7 @@ def test_more_records_than_the_budget_allows_end_the_search_and_as_many_do_not()
 
 
 def test_an_error_of_a_connection_ends_the_search() -> None:
-    def away(_: Sequence[Span]) -> FunctionRaised | None:
+    def away(_: Sequence[Span]) -> Failure | None:
         raise TransientError("the service is away")
 
     with pytest.raises(TransientError, match="the service is away"):
