@@ -115,6 +115,29 @@ def test_times_before_1970_and_on_the_border_of_a_bucket_have_their_partners(spa
     assert found == Counter((i, j) for i, a in enumerate(times) for j, b in enumerate(times) if 0 <= b - a <= 1)
 
 
+@pytest.mark.parametrize("how", ["left", "right"])
+def test_names_may_have_dots_and_the_frame_that_is_kept_says_whose_record_a_row_is(spark: Any, how: str) -> None:
+    def frame(number: int, key: str, time: str) -> DataFrame:
+        rows = spark.createDataFrame(
+            [(key, number, START, (number,))], "k string, id int, at timestamp, _source struct<n int>"
+        )
+        return rows.withColumnsRenamed({"k": "k.`1", "id": f"id.{number}", "at": time})
+
+    left, right = frame(1, "a", "at.left"), frame(2, "b", "at.right")
+    (row,) = interval_join(left, right, "k.`1", times=("at.left", "at.right"), how=how).collect()  # type: ignore[arg-type]
+    kept = 1 if how == "left" else 2
+    assert row.asDict() == {
+        "k.`1": "ab"[kept - 1],
+        "id.1": None,
+        "at.left": None,
+        "id.2": None,
+        "at.right": None,
+        f"id.{kept}": kept,
+        f"at.{how}": START.replace(tzinfo=None),
+        "_source": (kept,),
+    }
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -124,13 +147,16 @@ def test_times_before_1970_and_on_the_border_of_a_bucket_have_their_partners(spa
         ({"on": "g"}, "the right frame of interval_join\\(\\) has no column g"),
         ({"times": ("at", "later")}, "the right frame of interval_join\\(\\) has no column later"),
         ({"times": ("at", "at"), "right": ["k", "at"]}, "both frames of interval_join\\(\\) have a column at"),
+        ({"times": ("at", "At"), "right": ["k", "at AS At"]}, "both frames of interval_join\\(\\) have a column At"),
     ],
 )
 def test_a_join_that_has_no_buckets_is_refused_with_its_remedy(spark: Any, changed: dict[str, Any], text: str) -> None:
     rows = spark.createDataFrame([("a", 1, START)], "k string, g int, at timestamp")
     options = {"on": "k", "times": ("at", "right_at"), "after": "1 second", **changed}
     right = (
-        rows.select("k", F.col("at").alias("right_at")) if "right" not in options else rows.select(options.pop("right"))
+        rows.select("k", F.col("at").alias("right_at"))
+        if "right" not in options
+        else rows.selectExpr(*options.pop("right"))
     )
     with pytest.raises(UsageError, match=text):
         interval_join(rows, right, options.pop("on"), **options)
