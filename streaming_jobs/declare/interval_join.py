@@ -18,6 +18,7 @@ _RIGHT, _BUCKET = "__right_", "__bucket"
 """What the keys of the right frame are renamed with, and the column of a row's bucket."""
 _WIDTHS = 2
 """Length of a bucket in lengths of the bound: a row of the copied side is in 1.5 buckets on average (docs/speed.md)."""
+_DAY = 86_400_000_000
 _INSTEAD = {
     "full": "join the frames with DataFrame.join(..., 'full') and the bound in its condition (docs/operators.md)",
     "left_anti": "use how='left', and keep the rows without a partner (where)",
@@ -82,10 +83,11 @@ def interval_join(
         known = frame.where(" AND ".join(f"{quoted(key, 'spark')} IS NOT NULL" for key in keys))
         return known.withColumn(_BUCKET, F.explode(F.sequence(bucket(time, -back), bucket(time, ahead))))
 
+    back, ahead = _reach(earlier), _reach(later)
     if how == "right":
-        left, right = in_each(left, left_time, earlier, later), in_own(right, right_time)
+        left, right = in_each(left, left_time, back, ahead), in_own(right, right_time)
     else:
-        left, right = in_own(left, left_time), in_each(right, right_time, later, earlier)
+        left, right = in_own(left, left_time), in_each(right, right_time, ahead, back)
     right = right.withColumnsRenamed({name: f"{_RIGHT}{name}" for name in (*keys, _BUCKET)})
     met, at = quoted(right_time, "spark"), quoted(left_time, "spark")
     bound = f"{met} BETWEEN {at} - {_interval(earlier)} AND {at} + {_interval(later)}"
@@ -119,6 +121,11 @@ def _check_columns(left: DataFrame, right: DataFrame, keys: Sequence[str], times
 
 def _micros(text: str, of: str) -> int:
     return parse_duration(text, f"{of} of interval_join()") // timedelta(microseconds=1)
+
+
+def _reach(micros: int) -> int:
+    """The longest that a bound may be: Spark adds days by the session's time zone, whose days may have 25 hours."""
+    return micros if micros < _DAY else micros + _DAY // 24
 
 
 def _interval(micros: int) -> str:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from streaming_jobs import DeltaTable, Json, KafkaTopic, Stream, UsageError, interval_join, stream
+from streaming_jobs.runtime.spark_plan import set_to
 from streaming_jobs.testing import StreamTest
 from tests.support.operator_events import START, time
 
@@ -113,6 +114,18 @@ def test_times_before_1970_and_on_the_border_of_a_bucket_have_their_partners(spa
     assert pairs.columns == ["k", "id", "at", "right_id", "right_at"]
     found = Counter((row.id, row.right_id) for row in pairs.collect())
     assert found == Counter((i, j) for i, a in enumerate(times) for j, b in enumerate(times) if 0 <= b - a <= 1)
+
+
+def test_a_day_of_the_bound_has_25_hours_where_the_session_has_a_time_zone_whose_clocks_go_back(spark: Any) -> None:
+    """As in `DataFrame.join`. The pair has a border of the buckets between its 24th and its 25th hour."""
+    rows = spark.createDataFrame([("a",)], "k string")
+    left = rows.selectExpr("k", "timestamp '2026-10-31 23:30:00Z' AS at")
+    right = rows.selectExpr("k", "timestamp '2026-11-02 00:30:00Z' AS right_at")
+    for zone, pairs in (("UTC", 0), ("America/New_York", 1)):
+        with set_to(spark, "spark.sql.session.timeZone", zone):
+            for bound, columns in (("after", (left, right)), ("before", (right, left))):
+                times: Any = tuple(frame.columns[1] for frame in columns)
+                assert interval_join(*columns, "k", times=times, **{bound: "1 day"}).count() == pairs, (zone, bound)
 
 
 @pytest.mark.parametrize("how", ["left", "right"])
