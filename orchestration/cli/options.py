@@ -49,7 +49,7 @@ class Invocation:
     def topology(self) -> Topology:
         """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
         from streaming_jobs.catalog.topology import Topology
-        from streaming_jobs.settings import FILES
+        from streaming_jobs.settings_files import FILES
 
         if self.demonstration:
             say(f"nothing in {FILES}, looked for from {Path.cwd()} upwards, names flows:")
