@@ -43,7 +43,8 @@ def interval_join(
     `times` names the event time of the left and of the right frame. Both bounds count themselves in. With `left`
     (`right`), a row of that frame without a partner comes once, when the watermark excludes a partner, with nulls in
     the other frame's columns; with `left_semi`, a left row with a partner comes once, without the right columns. Null
-    matches nothing. The result has the columns of `left`, then those of `right` without its keys. If both have a
+    matches nothing; a row without a partner whose time is null never comes, as in Spark's join, so declare the field
+    `not null`. The result has the columns of `left`, then those of `right` without its keys. If both have a
     `_source`, that of the frame whose rows are kept stays (with `right`, the right one).
 
     Rows have the same meaning as of `DataFrame.join` with the bound in its condition, which compares a row with all
