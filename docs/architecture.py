@@ -28,6 +28,8 @@ _OF_THE_ROOT = {
     "streaming_jobs.warm_up": SESSION,
     "streaming_jobs.errors": "streaming_jobs.errors",
     "streaming_jobs.settings": "streaming_jobs.settings",
+    "streaming_jobs.settings_files": "streaming_jobs.settings",
+    "streaming_jobs.settings_kafka": "streaming_jobs.settings",
     "streaming_jobs.settings_sections": "streaming_jobs.settings",
     "streaming_jobs.settings_services": "streaming_jobs.settings",
 }

@@ -6,7 +6,7 @@ upwards; its folder is the project, to which relative paths in it belong, and th
 
 Environment names are `RECOURSE_` plus the field, two underscores between levels:
 `RECOURSE_KAFKA__BOOTSTRAP_SERVERS`, `RECOURSE_STREAMS__AIRPORT_HOURS__LATENESS`.
-The sections and their fields are in `settings_sections.py`.
+The sections and their fields are in `settings_sections.py`, `settings_kafka.py` and `settings_services.py`.
 `load` also returns the origin of every value; `recourse config show` prints both.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,11 +41,19 @@ from pydantic_settings import (
 )
 
 from streaming_jobs.errors import ConfigurationError, UsageError
+from streaming_jobs.settings_files import (
+    CONFIG_FILE,
+    PROJECT_VARIABLE,
+    configuration,
+    found_file,
+    named_file,
+    project_folder,
+    shown_path,
+    written,
+)
+from streaming_jobs.settings_kafka import BrokerSettings, ClusterSettings, KafkaSettings
 from streaming_jobs.settings_sections import (
-    BrokerSettings,
-    ClusterSettings,
     FolderOrUrl,
-    KafkaSettings,
     LeaseSettings,
     LocalPath,
     Names,
@@ -102,18 +109,12 @@ __all__ = [
     "project_folder",
 ]
 
-CONFIG_FILE = "recourse.toml"
-PYPROJECT = "pyproject.toml"
-FILES = f"{CONFIG_FILE} or [tool.recourse] in {PYPROJECT}"
-"""Where settings of a project are, in the words of a message."""
 ENTRY_POINTS = "recourse.streams"
 """The group of entry points by which an installed package names its modules of streams."""
 HOME = ".recourse"
 DEMONSTRATION = ("streaming_jobs.examples.flights.streams",)
 """The streams of `recourse up` where nothing names `flows`."""
 _DEMO_VARIABLE, _DEMO_FILE = "RECOURSE_DEMO", "demonstration"
-PROJECT_VARIABLE = "RECOURSE_PROJECT"
-"""The folder of the project, for a process that is started elsewhere."""
 _NO_SETTINGS = (
     "RECOURSE_CONFIG",
     "RECOURSE_CRASH",
@@ -328,10 +329,10 @@ class Loaded:
 
 def load(flags: Mapping[str, Any] | None = None, *, config_file: Path | None = None) -> Loaded:
     """Read file, environment and flags (dotted keys or nested); later layers win."""
-    path = _named_file(config_file) or _found_file()
+    path = named_file(config_file) or found_file()
     layers: list[tuple[str, dict[str, Any]]] = []
     if path is not None:
-        layers.append((f"file {_shown(path)}", _from_file(path)))
+        layers.append((f"file {shown_path(path)}", _from_file(path)))
     _refuse_unknown(os.environ)
     try:
         layers.append(("environment", EnvSettingsSource(Settings)()))
@@ -386,78 +387,6 @@ def _demonstrated(home: str | Path) -> bool:
     return _DEMO_VARIABLE in os.environ or (Path(home).expanduser() / _DEMO_FILE).is_file()
 
 
-def configuration(named: Path | None) -> Path:
-    """The configuration file in use, as `load` chooses it; without a file, the path where `load` would find it."""
-    variable = os.environ.get("RECOURSE_CONFIG")
-    return named or (Path(variable) if variable else _found_file() or Path.cwd() / CONFIG_FILE)
-
-
-def project_folder() -> Path:
-    """The folder of the configuration file that is found upwards; the working directory if there is none.
-
-    RECOURSE_PROJECT names another folder.
-    """
-    here = Path.cwd()
-    if named := os.environ.get(PROJECT_VARIABLE):
-        return Path(named)
-    found = [] if "RECOURSE_CONFIG" in os.environ else _nearest_files()
-    return found[0].parent if found else here
-
-
-def _named_file(flag: Path | None) -> Path | None:
-    """The requested file; raises ConfigurationError if it does not exist, or is a pyproject.toml without settings."""
-    variable = os.environ.get("RECOURSE_CONFIG")
-    path, named_by = (flag, "--config") if flag else (Path(variable) if variable else None, "RECOURSE_CONFIG")
-    if path is not None and not path.is_file():
-        raise ConfigurationError(f"no configuration file at {path.absolute()}", f"check {named_by}, or leave it out")
-    if path is not None and path.name == PYPROJECT and not _has_table(path):
-        raise ConfigurationError(f"{path.absolute()} has no table [tool.recourse]", f"add one, or correct {named_by}")
-    return path
-
-
-def _found_file() -> Path | None:
-    """The configuration file that is found upwards, if there is one; raises ConfigurationError if a folder has both."""
-    found = _nearest_files()
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"{found[0].parent} has settings in {CONFIG_FILE} and in [tool.recourse] of {PYPROJECT}",
-            f"move the table into {CONFIG_FILE}, or the file's values into the table, or name one with --config",
-        )
-    return found[0] if found else None
-
-
-def _nearest_files() -> list[Path]:
-    """The configuration files of the working directory or the nearest folder above that has one.
-
-    In a folder above, such as /tmp, others may be able to write: there only those of this user or of root.
-    """
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        files = [file for file in (folder / CONFIG_FILE, folder / PYPROJECT) if file.is_file()]
-        own = [file for file in files if folder == here or file.stat().st_uid in (os.geteuid(), 0)]
-        if found := [file for file in own if file.name == CONFIG_FILE or _has_table(file)]:
-            return found
-    return []
-
-
-def _has_table(pyproject: Path) -> bool:
-    """True if the file has a table [tool.recourse], or names it and cannot be read, which `_from_file` then reports."""
-    try:
-        text = pyproject.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False  # other tools report it; nothing shows that Recourse is concerned
-    if "recourse" not in text:
-        return False
-    try:
-        return "recourse" in tomllib.loads(text).get("tool", {})
-    except tomllib.TOMLDecodeError:
-        return "tool.recourse" in text
-
-
-def _shown(path: Path) -> Path:
-    return Path(path.name) if path.parent == Path.cwd() else path
-
-
 def _from_file(path: Path) -> dict[str, Any]:
     """The file's values. Relative paths in a file that was found upwards belong to its folder."""
     values = written(path)
@@ -465,21 +394,6 @@ def _from_file(path: Path) -> dict[str, Any]:
         for key in PATHS:
             if isinstance(value := values.get(key), str) and value and not is_remote(value):
                 values[key] = str(path.parent / Path(value).expanduser())
-    return values
-
-
-def written(path: Path) -> dict[str, Any]:
-    """The values in a file as they are written, of a pyproject.toml its table; raises ConfigurationError."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also a text that is not UTF-8
-        raise ConfigurationError(f"{_shown(path)} is not TOML: {error}", "correct the line named above") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", "check its rights") from error
-    if path.name == PYPROJECT:
-        values = values["tool"]["recourse"]
-        if not isinstance(values, dict):
-            raise ConfigurationError(f"tool.recourse in {_shown(path)} is no table", "write [tool.recourse]")
     return values
 
 

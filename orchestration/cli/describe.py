@@ -14,6 +14,7 @@ from orchestration.cli.text import Output, OutputOption, say, show
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from streaming_jobs.declare.table import DeclaredTable
     from streaming_jobs.stream import Stream
 
 
@@ -45,7 +46,6 @@ def describe(
 
 
 def _description(stream: Stream) -> dict[str, Any]:
-    from streaming_jobs.declare.table import emits
     from streaming_jobs.stream import KafkaTopic
 
     return {
@@ -70,16 +70,9 @@ def _description(stream: Stream) -> dict[str, Any]:
         ],
         "sinks": [
             {
-                "table": table.name,
+                **_table(table),
                 "role": "primary" if table is stream.primary else "secondary",
-                "mode": table.mode,
-                "emit": emits(table),
-                "keys": list(table.keys),
-                "order_by": list(table.order_by),
-                "delete_when": table.delete_when,
-                "deletes": table.deletes.name if table.deletes is not None else None,
                 "partition_by": list(table.partition_by),
-                "columns": _columns(table.schema) if table.schema is not None else None,
                 "rules": [
                     {"name": rule.name, "on_fail": rule.on_fail, "broken_if": rule.words}
                     for rule in stream.rules_of(table.name).rules
@@ -93,21 +86,24 @@ def _description(stream: Stream) -> dict[str, Any]:
             {"topic": sink.name, **sink.options, "columns": _columns(sink.topic.value.schema)}
             for sink in stream.topic_sinks.values()
         ],
-        "postgres_tables": [
-            {
-                "table": table.name,
-                "mode": table.mode,
-                "emit": emits(table),
-                "keys": list(table.keys),
-                "order_by": list(table.order_by),
-                "delete_when": table.delete_when,
-                "deletes": table.deletes.name if table.deletes is not None else None,
-                "columns": _columns(table.schema) if table.schema is not None else None,
-            }
-            for table in stream.postgres_tables.values()
-        ],
+        "postgres_tables": [_table(table) for table in stream.postgres_tables.values()],
         "dead_letters": stream.dead_letters,
         "errors": asdict(stream.errors),
+    }
+
+
+def _table(table: DeclaredTable) -> dict[str, Any]:
+    from streaming_jobs.declare.table import emits
+
+    return {
+        "table": table.name,
+        "mode": table.mode,
+        "emit": emits(table),
+        "keys": list(table.keys),
+        "order_by": list(table.order_by),
+        "delete_when": table.delete_when,
+        "deletes": table.deletes.name if table.deletes is not None else None,
+        "columns": _columns(table.schema) if table.schema is not None else None,
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.cli.options import StreamName, invocation
+from orchestration.cli.options import StreamName, invocation, moment_of
 from orchestration.cli.text import Output, OutputOption, ago, number, offsets_text, say, show, stdout_console
 from streaming_jobs.errors import UsageError
 
@@ -73,25 +73,13 @@ def history(
 
 def _begin(settings: Any, stream: str, text: str, now: float) -> float:
     from reprocessing.timeline.marks import events_of
-    from streaming_jobs.errors import ConfigurationError
-    from streaming_jobs.text.durations import parse_duration
 
     if text == _LAST_CHANGE:
         changes = [mark for mark in events_of(settings, stream) if mark.kind in ("deploy", "code")]
         if not changes:
             raise UsageError(f"no deploy or change of code of stream {stream} is on file", "name a duration or a time")
         return changes[-1].at
-    try:
-        return now - parse_duration(text).total_seconds()
-    except ConfigurationError:
-        pass
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--since '{text}' is neither a duration nor a time", "such as '2 days', '2026-11-24 09:30' or 'deploy'"
-        ) from None
-    return at.replace(tzinfo=at.tzinfo or UTC).timestamp()
+    return moment_of("--since", text, now, or_else=f" or '{_LAST_CHANGE}'")
 
 
 def _print(timeline: Timeline, every_batch: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ import typer
 
 from orchestration.cli.text import say
 from orchestration.sessions.configuration import Configuration
-from streaming_jobs.errors import UsageError
+from streaming_jobs.errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from streaming_jobs.catalog.topology import Topology
@@ -49,7 +50,7 @@ class Invocation:
     def topology(self) -> Topology:
         """The declared streams, or the shipped ones where none are configured, with a message on stderr."""
         from streaming_jobs.catalog.topology import Topology
-        from streaming_jobs.settings import FILES
+        from streaming_jobs.settings_files import FILES
 
         if self.demonstration:
             say(f"nothing in {FILES}, looked for from {Path.cwd()} upwards, names flows:")
@@ -92,6 +93,26 @@ def invocation(context: typer.Context) -> Invocation:
     context_object = context.find_object(Invocation)
     assert context_object is not None, "the callback of the app sets it"
     return context_object
+
+
+def moment_of(option: str, text: str, now: float, *, or_else: str = "") -> float:
+    """A time as an option has it, in seconds since 1970: a duration before `now`, or an ISO time, UTC without a zone.
+
+    `or_else` are further words that the option takes. Raises UsageError.
+    """
+    from streaming_jobs.text.durations import parse_duration
+
+    try:
+        return now - parse_duration(text).total_seconds()
+    except ConfigurationError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{option} '{text}' is neither a duration nor a time", f"such as '2 days', '2026-11-24 09:30'{or_else}"
+        ) from None
+    return at.replace(tzinfo=at.tzinfo or UTC).timestamp()
 
 
 def parse_set(texts: list[str]) -> dict[str, str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from orchestration.cli.options import AnyStreams, invocation
+from orchestration.cli.options import AnyStreams, invocation, moment_of
 from orchestration.cli.text import Output, OutputOption, show_table
-from streaming_jobs.errors import ConfigurationError, UsageError
 
 app = typer.Typer(no_args_is_help=True, help="The tables of all streams.", rich_markup_mode=None)
 
@@ -38,25 +36,9 @@ def snapshot(
     from streaming_jobs.catalog.snapshots import read_snapshot
 
     call = invocation(context)
-    moment = None if at is None else _moment(at)
+    moment = None if at is None else moment_of("--at", at, time.time())
     found = read_snapshot(call.settings, call.topology, streams=call.names(names) if names else None, at=moment)
     value = [{**asdict(each), "location": str(each.location)} for each in found.values()]
     columns = ["table", "version", "stream", "generation", "batch", "location"]
     rows = [["-" if each[name] is None else str(each[name]) for name in columns] for each in value]
     show_table(output, value, columns, rows)
-
-
-def _moment(text: str) -> float:
-    from streaming_jobs.text.durations import parse_duration
-
-    try:
-        return time.time() - parse_duration(text).total_seconds()
-    except ConfigurationError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--at '{text}' is neither a time nor a duration", "such as '2026-11-24 09:30' or '2 hours'"
-        ) from None
-    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

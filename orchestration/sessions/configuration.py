@@ -60,7 +60,8 @@ def beside(file: Path, values: Mapping[str, object]) -> Configuration:
     """
     from orchestration.bundle.job_yaml import FILE_NAME, OWN_NAME
     from streaming_jobs.catalog.topology import import_from
-    from streaming_jobs.settings import HOME, PATHS, written
+    from streaming_jobs.settings import HOME, PATHS
+    from streaming_jobs.settings_files import written
     from streaming_jobs.settings_sections import is_remote
 
     file = file.expanduser().absolute()

@@ -118,6 +118,11 @@ class WrittenTopics:
         info = self._topics.describe(topic)
         return None if info is None else info.id
 
+    def partitions(self, topic: str) -> int:
+        """The number of a topic's partitions; 0 if there is none."""
+        info = self._topics.describe(topic)
+        return 0 if info is None else info.partitions
+
     def newest(self, stream: Stream, sink: KafkaSink) -> LedgerEntry | None:
         """The marker of the newest batch in the topic, also if only shards have it (`IN_SHARDS`); None without one."""
         prefix = self.settings.topic_sink.prefix

@@ -136,11 +136,11 @@ def written_until(context: RecoveryContext, topic: str) -> dict[int, int]:
     """
     found, upto = dict[int, int](), context.result("follow")
     goal = Txn(upto["generation"], upto["batch"])
-    topic_id = context.written.topic_id(topic)
+    topic_id, partitions = context.written.topic_id(topic), context.written.partitions(topic)
     for day in ledger_file(context.settings, context.stream.name).days(context.stream.name):
         for line in reversed(day):
-            if line.txn <= context.plan.base.after:
-                return found
+            if line.txn <= context.plan.base.after or len(found) == partitions:
+                return found  # the stream stands still meanwhile, and older batches end before
             for each in line.read().entry.written if line.txn <= goal else ():
                 if (each.topic, each.topic_id) == (topic, topic_id):
                     found[each.partition] = max(each.end, found.get(each.partition, 0))

@@ -23,7 +23,8 @@ from streaming_jobs.declare.table_source import DeltaSource
 from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.platform.extras import missing
 from streaming_jobs.platform.main_module import seen_with_a_file
-from streaming_jobs.settings import FILES, Settings, project_folder
+from streaming_jobs.settings import Settings, project_folder
+from streaming_jobs.settings_files import FILES
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.text import commands
 from streaming_jobs.text.spelling import instead, nearest

@@ -115,8 +115,7 @@ _LOOK_EVERY = 0.01
 def ended_alone(query: RunningQuery, goes_on: Callable[[], bool], ends_within: float) -> bool:
     """Wait for the end of a query, and stop it once `goes_on` is False; True if it ended without that.
 
-    Raises TransientError, or what Spark's own stop raises, if it has not ended `ends_within` seconds after the stop:
-    then it still uses its folders.
+    Raises TransientError if it has not ended `ends_within` seconds after the stop: then it still uses its folders.
     """
     while query.isActive or not query.ended:
         if not goes_on():
@@ -124,8 +123,11 @@ def ended_alone(query: RunningQuery, goes_on: Callable[[], bool], ends_within: f
         time.sleep(_LOOK_EVERY)
     else:
         return True
-    query.stop()
     deadline = time.monotonic() + ends_within
+    try:
+        query.stop()
+    except Exception as error:  # noqa: BLE001 - it waits stopTimeout at most, and the thread may still end in time
+        log.warning("the query has not stopped yet", reason=str(error)[:200])
     while not query.ended:
         if time.monotonic() > deadline:
             raise TransientError(f"the query does not end within {ends_within:g} s", "its log says what it waits for")

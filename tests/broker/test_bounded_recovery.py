@@ -15,12 +15,12 @@ from deltalake import DeltaTable
 
 from orchestration.cli.demo import RIGHT, WRONG, Story
 from streaming_jobs.examples.stock import movements
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
+from streaming_jobs.examples.stock.movements import TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
 from tests.support.driver import command
+from tests.support.stories import copy_of, stock_story
 
 COUNT = 3_000
 STREAM = "low_stock"
@@ -33,25 +33,19 @@ Rows = list[tuple[object, ...]]
 @pytest.fixture(scope="module")
 def bugged(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """A third of the movements read by the right code, a third by a wrong one, a third by the right one again."""
-    home = tmp_path_factory.mktemp("stock")
-    story = Story(home, Settings.load({"home": home}), broker.start(), COUNT)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    third = COUNT // 3
-    for number, code in enumerate((RIGHT, WRONG, RIGHT)):
-        story.deploy(code)
-        story.feed(story.all[number * third : (number + 1) * third])
-        assert run(story, "streams", "run", STREAM, "--trigger", "available-now").returncode == 0
-    yield story
-    topics.delete(TOPIC)
+    with stock_story(broker, tmp_path_factory.mktemp("stock"), COUNT) as story:
+        third = COUNT // 3
+        for number, code in enumerate((RIGHT, WRONG, RIGHT)):
+            story.deploy(code)
+            story.feed(story.all[number * third : (number + 1) * third])
+            assert run(story, "streams", "run", STREAM, "--trigger", "available-now").returncode == 0
+        yield story
 
 
 @pytest.fixture
 def story(bugged: Story, tmp_path: Path) -> Story:
     """A copy of that home."""
-    home = tmp_path / "home"
-    subprocess.run(["cp", "-a", str(bugged.folder), str(home)], check=True)  # hard links stay hard links
-    return Story(home, Settings.load({"home": home}), bugged.bootstrap, COUNT)
+    return copy_of(bugged, tmp_path / "home")
 
 
 def run(story: Story, *arguments: str, crash: str | None = None) -> subprocess.CompletedProcess[str]:

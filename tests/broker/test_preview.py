@@ -16,15 +16,13 @@ import pytest
 
 from orchestration.cli.demo import RIGHT, WRONG, Story
 from streaming_jobs.examples.stock import movements
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import read_status
 from tests.broker.test_recovery_of_state import Home, home
 from tests.support.driver import command, until
+from tests.support.stories import copy_of, stock_story
 
 __all__ = ["home"]
 
@@ -37,27 +35,21 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def told(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Two thirds of the movements read by the right code, with savepoints after the first one."""
-    folder = tmp_path_factory.mktemp("stock")
-    story = Story(folder, Settings.load({"home": folder}), broker.start(), COUNT)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(RIGHT)
-    story.feed(story.all[: COUNT // 3])
-    story.run_streams()
-    for name in ("inventory", "low_stock"):
-        story.recourse("savepoints", "create", name)
-    story.feed(story.all[COUNT // 3 : 2 * COUNT // 3])
-    story.run_streams()
-    yield story
-    topics.delete(TOPIC)
+    with stock_story(broker, tmp_path_factory.mktemp("stock"), COUNT) as story:
+        story.deploy(RIGHT)
+        story.feed(story.all[: COUNT // 3])
+        story.run_streams()
+        for name in ("inventory", "low_stock"):
+            story.recourse("savepoints", "create", name)
+        story.feed(story.all[COUNT // 3 : 2 * COUNT // 3])
+        story.run_streams()
+        yield story
 
 
 @pytest.fixture
 def story(told: Story, tmp_path: Path) -> Story:
     """A copy of that home."""
-    folder = tmp_path / "home"
-    subprocess.run(["cp", "-a", str(told.folder), str(folder)], check=True)  # hard links stay hard links
-    return Story(folder, Settings.load({"home": folder}), told.bootstrap, COUNT)
+    return copy_of(told, tmp_path / "home")
 
 
 def preview(story: Story, *arguments: str, crash: str = "") -> tuple[int, dict[str, Any], str]:

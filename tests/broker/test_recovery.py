@@ -24,15 +24,15 @@ from reprocessing.plan.snapshot import planning_snapshot
 from reprocessing.plan.targets import Target
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.examples.stock import movements
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
+from streaming_jobs.examples.stock.movements import TOPIC
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.status import Status, read_status
 from tests.broker.small_disk import small_disk
 from tests.support import ROOT
 from tests.support.driver import command, until
+from tests.support.stories import copy_of, stock_story
 
 COUNT = 4_000
 pytestmark = pytest.mark.timeout(300)
@@ -41,27 +41,21 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def bugged(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Half of the movements read by the right code, half by the wrong one; the right one is deployed again."""
-    home = tmp_path_factory.mktemp("stock")
-    story = Story(home, Settings.load({"home": home}), broker.start(), COUNT)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(RIGHT)
-    story.feed(story.all[: COUNT // 2])
-    story.run_streams()
-    story.deploy(WRONG)
-    story.feed(story.all[COUNT // 2 :])
-    story.run_streams()
-    story.deploy(RIGHT)
-    yield story
-    topics.delete(TOPIC)
+    with stock_story(broker, tmp_path_factory.mktemp("stock"), COUNT) as story:
+        story.deploy(RIGHT)
+        story.feed(story.all[: COUNT // 2])
+        story.run_streams()
+        story.deploy(WRONG)
+        story.feed(story.all[COUNT // 2 :])
+        story.run_streams()
+        story.deploy(RIGHT)
+        yield story
 
 
 @pytest.fixture
 def story(bugged: Story, tmp_path: Path) -> Story:
     """A copy of that home."""
-    home = tmp_path / "home"
-    subprocess.run(["cp", "-a", str(bugged.folder), str(home)], check=True)  # hard links stay hard links
-    return Story(home, Settings.load({"home": home}), bugged.bootstrap, COUNT)
+    return copy_of(bugged, tmp_path / "home")
 
 
 def run(story: Story, *arguments: str, crash: str | None = None) -> subprocess.CompletedProcess[str]:

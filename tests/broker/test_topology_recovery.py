@@ -18,13 +18,12 @@ from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, 
 from orchestration.cli.text import FAILED
 from reprocessing.plan.plan_file import load, undos_of
 from reprocessing.stages.stages import stages_of
-from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import topic_records
 from streaming_jobs.verification.topic import CommittedReader, RawRecord
 from tests.support.driver import command
+from tests.support.stories import shop_story
 from tests.support.topic_reader import committed
 
 COUNT = 2_000
@@ -35,26 +34,16 @@ pytestmark = pytest.mark.timeout(1200)
 @pytest.fixture
 def story(broker: Broker, tmp_path: Path) -> Iterator[ShopStory]:
     """Half of the orders read by the right code, half by the wrong one; the right one is deployed again."""
-    told = ShopStory(tmp_path / "shop", Settings.load({"home": tmp_path / "shop"}), broker.start(), COUNT)
-    topics = Topics.of(told.settings.kafka, told.bootstrap)
-    names = [*TOPICS, f"__recourse.stock_changes.{CHANGES}", f"__recourse.stock.{LEVELS}"]
-    remove(topics, names)
-    told.begin()
-    told.feed(0, HALF)
-    told.run_in_order()
-    told.deploy(WRONG_CHANGE)
-    told.feed(HALF, COUNT)
-    told.run_in_order()
-    told.compare(COUNT, right=False)
-    told.deploy(RIGHT_CHANGE)
-    yield told
-    remove(topics, names)
-
-
-def remove(topics: Topics, names: list[str]) -> None:
-    for name in names:
-        if topics.describe(name) is not None:
-            topics.delete(name)
+    with shop_story(broker, tmp_path / "shop", COUNT) as told:
+        told.begin()
+        told.feed(0, HALF)
+        told.run_in_order()
+        told.deploy(WRONG_CHANGE)
+        told.feed(HALF, COUNT)
+        told.run_in_order()
+        told.compare(COUNT, right=False)
+        told.deploy(RIGHT_CHANGE)
+        yield told
 
 
 def killed(story: ShopStory, point: str, *arguments: str) -> None:

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli.demo import CHANGES, LEVELS, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
+from orchestration.cli.demo import CHANGES, RIGHT_CHANGE, SHOP_STREAMS, WRONG_CHANGE, ShopStory
 from streaming_jobs.examples.shop import streams
-from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state import savepoints
 from streaming_jobs.state.savepoint_retention import take_named
 from streaming_jobs.state.savepoints import Savepoint
+from tests.support.stories import shop_story
 
 NAME = "before-release"
 FIRST, CUT, COUNT = 300, 500, 800
@@ -29,19 +27,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def story(broker: Broker, tmp_path: Path) -> Iterator[ShopStory]:
-    told = ShopStory(tmp_path / "shop", Settings.load({"home": tmp_path / "shop"}), broker.start(), COUNT)
-    topics = Topics.of(told.settings.kafka, told.bootstrap)
-    names = [*TOPICS, f"__recourse.stock_changes.{CHANGES}", f"__recourse.stock.{LEVELS}"]
-    remove(topics, names)
-    told.begin()
-    yield told
-    remove(topics, names)
-
-
-def remove(topics: Topics, names: list[str]) -> None:
-    for name in names:
-        if topics.describe(name) is not None:
-            topics.delete(name)
+    with shop_story(broker, tmp_path / "shop", COUNT) as told:
+        told.begin()
+        yield told
 
 
 def test_each_stream_goes_back_to_its_own_or_further_and_all_equal_the_truth(story: ShopStory) -> None:

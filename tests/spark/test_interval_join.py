@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from streaming_jobs import DeltaTable, Json, KafkaTopic, Stream, UsageError, interval_join, stream
+from streaming_jobs.runtime.spark_plan import set_to
 from streaming_jobs.testing import StreamTest
 from tests.support.operator_events import START, time
 
@@ -115,6 +116,41 @@ def test_times_before_1970_and_on_the_border_of_a_bucket_have_their_partners(spa
     assert found == Counter((i, j) for i, a in enumerate(times) for j, b in enumerate(times) if 0 <= b - a <= 1)
 
 
+def test_a_day_of_the_bound_has_25_hours_where_the_session_has_a_time_zone_whose_clocks_go_back(spark: Any) -> None:
+    """As in `DataFrame.join`. The pair has a border of the buckets between its 24th and its 25th hour."""
+    rows = spark.createDataFrame([("a",)], "k string")
+    left = rows.selectExpr("k", "timestamp '2026-10-31 23:30:00Z' AS at")
+    right = rows.selectExpr("k", "timestamp '2026-11-02 00:30:00Z' AS right_at")
+    for zone, pairs in (("UTC", 0), ("America/New_York", 1)):
+        with set_to(spark, "spark.sql.session.timeZone", zone):
+            for bound, columns in (("after", (left, right)), ("before", (right, left))):
+                times: Any = tuple(frame.columns[1] for frame in columns)
+                assert interval_join(*columns, "k", times=times, **{bound: "1 day"}).count() == pairs, (zone, bound)
+
+
+@pytest.mark.parametrize("how", ["left", "right"])
+def test_names_may_have_dots_and_the_frame_that_is_kept_says_whose_record_a_row_is(spark: Any, how: str) -> None:
+    def frame(number: int, key: str, time: str) -> DataFrame:
+        rows = spark.createDataFrame(
+            [(key, number, START, (number,))], "k string, id int, at timestamp, _source struct<n int>"
+        )
+        return rows.withColumnsRenamed({"k": "k.`1", "id": f"id.{number}", "at": time})
+
+    left, right = frame(1, "a", "at.left"), frame(2, "b", "at.right")
+    (row,) = interval_join(left, right, "k.`1", times=("at.left", "at.right"), how=how).collect()  # type: ignore[arg-type]
+    kept = 1 if how == "left" else 2
+    assert row.asDict() == {
+        "k.`1": "ab"[kept - 1],
+        "id.1": None,
+        "at.left": None,
+        "id.2": None,
+        "at.right": None,
+        f"id.{kept}": kept,
+        f"at.{how}": START.replace(tzinfo=None),
+        "_source": (kept,),
+    }
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -124,13 +160,16 @@ def test_times_before_1970_and_on_the_border_of_a_bucket_have_their_partners(spa
         ({"on": "g"}, "the right frame of interval_join\\(\\) has no column g"),
         ({"times": ("at", "later")}, "the right frame of interval_join\\(\\) has no column later"),
         ({"times": ("at", "at"), "right": ["k", "at"]}, "both frames of interval_join\\(\\) have a column at"),
+        ({"times": ("at", "At"), "right": ["k", "at AS At"]}, "both frames of interval_join\\(\\) have a column At"),
     ],
 )
 def test_a_join_that_has_no_buckets_is_refused_with_its_remedy(spark: Any, changed: dict[str, Any], text: str) -> None:
     rows = spark.createDataFrame([("a", 1, START)], "k string, g int, at timestamp")
     options = {"on": "k", "times": ("at", "right_at"), "after": "1 second", **changed}
     right = (
-        rows.select("k", F.col("at").alias("right_at")) if "right" not in options else rows.select(options.pop("right"))
+        rows.select("k", F.col("at").alias("right_at"))
+        if "right" not in options
+        else rows.selectExpr(*options.pop("right"))
     )
     with pytest.raises(UsageError, match=text):
         interval_join(rows, right, options.pop("on"), **options)

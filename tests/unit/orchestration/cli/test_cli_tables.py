@@ -30,7 +30,7 @@ def test_the_versions_of_a_stream_are_printed_with_their_batch(life: Life, capsy
     assert primary["location"] == str(life.settings.tables / "things") and letters["table"] == "things_dead_letters"
 
 
-@pytest.mark.parametrize(("at", "words"), [("yesterday", "neither a time nor a duration"), ("2001-01-01", "no stream")])
+@pytest.mark.parametrize(("at", "words"), [("yesterday", "neither a duration nor a time"), ("2001-01-01", "no stream")])
 def test_a_time_without_tables_and_one_that_is_none_are_refused(
     life: Life, capsys: pytest.CaptureFixture[str], at: str, words: str
 ) -> None:

@@ -30,6 +30,7 @@ from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sinks.schemas import BATCHES
 from streaming_jobs.sinks.tables import existing_table, store_of
 from streaming_jobs.sources.topics import TopicInfo
+from streaming_jobs.state.ledger_file import RawLine
 from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
 from tests.support.kafka_cluster import Cluster, Producer
@@ -64,6 +65,9 @@ class Written:
 
     def topic_id(self, topic: str) -> str:
         return f"id-{topic}"
+
+    def partitions(self, topic: str) -> int:
+        return 3
 
     records = WrittenTopics.records
 
@@ -276,6 +280,22 @@ def test_the_published_records_end_with_the_batch_that_was_followed(context: Any
         ledger_file(live, "s").append(LedgerEntry("batch", "s", "t", 1, batch, written=ranges), {})
     context.result = lambda _: {"generation": 1, "batch": 14}
     assert written_until(context, "a") == {0: 149, 1: 139, 2: 5}
+
+
+def test_no_older_batches_are_read_once_each_partition_of_the_topic_has_its_end(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug of three days has a quarter of a million batches, and the stream stands still while they are read."""
+    context.result = lambda _: {"generation": 1, "batch": 99}
+    context.plan.base = SimpleNamespace(after=Txn(1, 2))
+    ledger = ledger_file(context.settings, "s")
+    for batch in range(100):
+        ranges = (WrittenRange("a", "id-a", batch % 3, batch * 10, batch * 10 + 9, 9),)
+        ledger.append(LedgerEntry("batch", "s", "t", 1, batch, written=ranges), {})
+    read, of_line = list[int](), RawLine.read
+    monkeypatch.setattr(RawLine, "read", lambda line: (read.append(line.txn.batch), of_line(line))[1])
+    assert written_until(context, "a") == {0: 999, 1: 979, 2: 989}
+    assert read == [99, 98, 97]
 
 
 def test_records_of_a_partition_that_came_since_the_plan_are_compared_from_its_beginning(
