@@ -33,7 +33,7 @@ from reprocessing.slices.rebuild import SliceReport, Tools, newest_entry, repair
 from reprocessing.trace import first_reading
 from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.entry import READ, LedgerEntry
+from streaming_jobs.ledger.entry import READ, LedgerEntry, redrive_name
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
@@ -391,7 +391,7 @@ def _request(
 ) -> RedriveRequest:
     windows = replaced.new.windows if replaced is not None else ()
     number = len(records) + len(windows)
-    name = f"{aside}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    name = redrive_name(aside, datetime.now(UTC))
     base = replace(
         entry,
         kind="redrive",

@@ -57,6 +57,7 @@ def settled(there: pa.Table, slices: Sequence[pa.Table], column: str) -> Settled
         windows.append(RedrivenRow(values[number].isoformat(), ", ".join(rules[number] or ()), outcome))
     came = sorted(number for numbers in waiting.values() for number in numbers)
     rows = [each.take(pa.array(which, pa.int64())) for each, which in ((there, stays), (today, came))]
+    windows.sort(key=lambda each: (each.at, each.outcome))
     return SettledRows(pa.concat_tables(rows), tuple(windows), len(came))
 
 
