@@ -28,6 +28,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.requests import STAND_BY, STOP
 from tests.support.life import STREAM, TOPIC, Life, recovery
+from tests.support.waiting import meanwhile
 
 pytestmark = pytest.mark.slow
 
@@ -117,20 +118,15 @@ def test_a_paced_replay_pauses_as_long_as_it_has_worked_but_never_for_long(monke
 @contextmanager
 def running(life: Life) -> Iterator[None]:
     """A session holds the stream until it is asked to stop, and for the block at most."""
-    lease, over = acquire(life.settings, STREAM.name, purpose="session"), threading.Event()
+    lease = acquire(life.settings, STREAM.name, purpose="session")
 
-    def session() -> None:
+    def session(over: threading.Event) -> None:
         while not over.wait(0.02) and not STOP.asked(life.settings, STREAM.name):
             pass
         lease.release()
 
-    thread = threading.Thread(target=session)
-    thread.start()
-    try:
+    with meanwhile(session):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.fixture
