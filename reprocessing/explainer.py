@@ -13,7 +13,7 @@ from streaming_jobs.text.spelling import counted, instant_words
 _COMMITS = 2
 """Number of commits that a plan adds to each table's log: the fence, and the publish."""
 _APPENDED = 20_000.0
-"""Staged records appended to topics, and compared there, in a second: assumed, not measured."""
+"""Staged records appended to topics, and compared there, in a second: assumed before the stream's first append."""
 
 
 def explain(plan: RecoveryPlan, stages: Sequence[Stage] | None = None) -> str:
@@ -121,9 +121,11 @@ def _stands_still(plan: RecoveryPlan) -> str:
             for p, end in ends.items()
         )
         if offsets:
-            seconds, topics = math.ceil(offsets / _APPENDED), ", ".join(each.wrong_from)
-            rate = f"at an assumed {_APPENDED:,.0f} a second"
-            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')} {rate}")
+            rate, topics = each.append_rate or _APPENDED, ", ".join(each.wrong_from)
+            seconds = math.ceil(offsets / rate)
+            words = f"at {'an assumed ' if each.append_rate is None else ''}{rate:,.0f} a second"
+            words += "" if each.append_rate is None else ", as in the recovery before"
+            parts.append(f"about {seconds:,} s to append to {topics}, for {counted(offsets, 'offset')} {words}")
     for each in plan.streams:
         if each not in plan.followed:
             time = "an unknown time" if each.seconds is None else f"about {math.ceil(each.seconds):,} s"

@@ -430,7 +430,10 @@ class RecoverySettings(Section):
     """The replay of a recovery while its stream runs."""
 
     pace: float = Field(
-        0.5, gt=0, le=1, description="share of the time for which the replay works; the rest is the running streams'"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of the time for which the replay works; half of it at least while the stream is slower",
     )
 
 

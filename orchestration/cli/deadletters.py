@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from orchestration.cli.text import Output, OutputOption, number, print_table, sa
 if TYPE_CHECKING:
     from reprocessing.redrive.redrive import RedriveReport
     from reprocessing.redrive.selection import Choice, SetAside
-    from streaming_jobs.sinks.redriven import Kind
+    from streaming_jobs.sinks.redriven import Kind, RedrivenRecord, RedrivenRow
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: print them, send them through today's code.")
 quarantine_app = typer.Typer(no_args_is_help=True, help="Quarantined rows: print them, send them through today's code.")
@@ -207,7 +208,7 @@ def _list_redrives(context: typer.Context, names: list[str], kind: Kind, output:
         for each in (*requests.history(), *requests.waiting()):
             if each.kind != kind:
                 continue
-            counts = dict(Counter(record.outcome for record in each.records))
+            counts = dict(Counter(one.outcome for one in each.redriven))
             values.append(
                 {
                     "id": each.id,
@@ -215,7 +216,7 @@ def _list_redrives(context: typer.Context, names: list[str], kind: Kind, output:
                     "table": each.table,
                     "state": each.state,
                     "at": each.at,
-                    "records": len(each.records),
+                    "records": len(each.redriven),
                     "outcomes": counts,
                     "rows": dict(each.rows),
                     "reason": each.reason,
@@ -223,7 +224,7 @@ def _list_redrives(context: typer.Context, names: list[str], kind: Kind, output:
             )
             at = instant_words(each.at) if each.at else ""
             rows.append(
-                [each.id, each.state, at, number(len(each.records)), _words(counts), _words(each.rows), each.reason]
+                [each.id, each.state, at, number(len(each.redriven)), _words(counts), _words(each.rows), each.reason]
             )
     columns = ["redrive", "state", "at", "records", "outcomes", "rows", "reason"]
     show_table(output, values, columns, rows, right=["records"])
@@ -252,10 +253,9 @@ def _show(
         every = {each.id: each for each in (*requests.waiting(), *requests.history())}
         if redrive not in every:
             raise UsageError(f"stream {name} has no redrive {redrive}", f"they are: {commands.list_redrives(name)}")
-        records = every[redrive].records
-        values = [asdict(each) for each in records]
-        rows = [[f"{r.topic}/{r.partition}:{r.offset}", r.reason, r.outcome, r.reason_now] for r in records]
-        show_table(output, values, ["record", "reason", "became", "reason now"], rows)
+        redriven = every[redrive].redriven
+        values = [asdict(each) for each in redriven]
+        show_table(output, values, ["record", "reason", "became", "reason now"], [_cells(each) for each in redriven])
         return
     found = set_aside(call.settings, stream, kind, choice, table=table)
     shown = found[:limit]
@@ -298,7 +298,8 @@ def _replay(
     call = invocation(context)
     declared = call.topology[name]
     # Before a broker is started.
-    checked(call.settings, declared, kind, lambda: set_aside(call.settings, declared, kind, choice, table=table))
+    chosen = partial(set_aside, call.settings, declared, kind, choice, table=table)
+    checked(call.settings, declared, kind, chosen, table=table)
     waits = replace(Waits(), commit=parse_duration(wait_commit).total_seconds())
     with (
         stop_signals_interrupt(),
@@ -319,6 +320,7 @@ def as_json(report: RedriveReport) -> dict[str, Any]:
         "outcomes": report.counts,
         "rows": dict(report.rows),
         "records": [asdict(each) for each in report.records],
+        "windows": [asdict(each) for each in report.windows],
         "left": [{"record": _place(row), "reason": row.reason, "because": why} for row, why in report.left],
         "more": report.more,
         "seconds": report.seconds,
@@ -327,9 +329,9 @@ def as_json(report: RedriveReport) -> dict[str, Any]:
 
 
 def _print(report: RedriveReport) -> None:
-    rows = [[f"{r.topic}/{r.partition}:{r.offset}", r.reason, r.outcome, r.reason_now] for r in report.records[:_SHOWN]]
-    if rows:
-        print_table(["record", "reason", "becomes" if report.id is None else "became", "reason now"], rows)
+    if rows := [_cells(each) for each in report.redriven[:_SHOWN]]:
+        of = "window" if report.windows else "record"
+        print_table([of, "reason", "becomes" if report.id is None else "became", "reason now"], rows)
     for each in report.slices:
         rows_of = f"{number(each.difference.old_rows)} rows before, {number(each.difference.new_rows)} after"
         say(f"slice {each.words} of table {each.table}: {each.outcome}, {rows_of}")
@@ -337,14 +339,24 @@ def _print(report: RedriveReport) -> None:
         say(f"left: {_place(row)} ({row.reason}): {why}")
     more = f"; {number(report.more)} more are set aside: run it again" if report.more else ""
     left = f"; {number(len(report.left))} left as they are" if report.left else ""
+    redriven = f"{number(len(report.redriven))} {'rows' if report.windows else 'records'}"
     say(
-        f"{report.table}: {report.outcome}, {number(len(report.records))} records ({_words(report.counts) or 'none'})"
+        f"{report.table}: {report.outcome}, {redriven} ({_words(report.counts) or 'none'})"
         f"{', rows: ' + _words(report.rows) if report.rows else ''}{left}{more}; {report.seconds:.1f} s"
     )
 
 
 def _place(row: SetAside) -> str:
     return "(no record)" if row.place is None else "{}/{}:{}".format(*row.place)
+
+
+def _cells(one: RedrivenRecord | RedrivenRow) -> list[str]:
+    """A row of a table of redriven records, or of quarantined rows of windows."""
+    from streaming_jobs.sinks.redriven import RedrivenRow
+
+    if isinstance(one, RedrivenRow):
+        return [one.at, one.reason, one.outcome, ""]
+    return [f"{one.topic}/{one.partition}:{one.offset}", one.reason, one.outcome, one.reason_now]
 
 
 def _words(counts: Any) -> str:

@@ -99,9 +99,9 @@ def nightly(settings: Settings, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields a night's configurations: dead letters and quarantines of streams that have run and can be redriven."""
     from reprocessing.redrive.redrive import checked
 
-    def can_be(stream: Stream, kind: "Kind") -> bool:
+    def can_be(stream: Stream, kind: "Kind", table: str | None = None) -> bool:
         try:
-            checked(settings, stream, kind)
+            checked(settings, stream, kind, table=table)
         except UsageError:
             return False
         return True
@@ -109,8 +109,9 @@ def nightly(settings: Settings, topology: Topology) -> Iterator[dict[str, Any]]:
     for stream in topology.streams.values():
         if can_be(stream, "dead letters"):
             yield {"stream": stream.name}
-        if can_be(stream, "quarantine"):
-            yield from ({"stream": stream.name, "quarantine": True, "table": table} for table in stream.quarantines)
+        for table in stream.quarantines:
+            if can_be(stream, "quarantine", table):
+                yield {"stream": stream.name, "quarantine": True, "table": table}
 
 
 def metadata(report: "RedriveReport") -> dict[str, Any]:
@@ -118,7 +119,7 @@ def metadata(report: "RedriveReport") -> dict[str, Any]:
         "stream": report.stream,
         "table": report.table,
         "outcome": report.outcome,
-        "records": len(report.records),
+        "records": len(report.redriven),
         **{f"records_{outcome.replace(' ', '_')}": count for outcome, count in report.counts.items()},
         **{f"rows_{table}": count for table, count in report.rows.items()},
         "slices": len(report.slices),

@@ -82,6 +82,10 @@ class Journal:
     def begun(self, stage: str, stream: str | None = None) -> bool:
         return bool(self._of(stage, stream))
 
+    def first_begun(self, stage: str) -> float | None:
+        """When a stage of a stream was begun first, in seconds since 1970; None if it was not."""
+        return next((line.at for line in self._of(stage, None) if line.state == "begun"), None)
+
     def reached(self, stage: str) -> bool:
         """True if a stage was begun, of whichever stream."""
         return any(line.is_of(stage) for line in self.lines())

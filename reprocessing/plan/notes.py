@@ -150,7 +150,7 @@ def _replaced_slices(snapshot: PlanningSnapshot, start: Base) -> list[str]:
         for each in SliceRequests.of(snapshot.settings, snapshot.stream.name).history()
         if each.version is not None and each.version > versions.get(each.table, -1)
     ] + [
-        f"{counted(len(each.records), 'record')} of table {each.table} were redriven after the replay's start: those "
+        f"{counted(len(each.redriven), 'record')} of table {each.table} were redriven after the replay's start: those "
         f"from before it will be set aside again; redrive them afterwards: {commands.redrive(each.stream)}"
         for each in RedriveRequests.of(snapshot.settings, snapshot.stream.name).history()
         if any(p.version is not None and p.version > versions.get(p.table, -1) for p in each.parts)

@@ -128,7 +128,8 @@ class StreamRecoveryPlan:
     `staging` is the name of its folder of staging tables. `wrong_from` has for each topic that the stream writes, by
     partition, the first offset that becomes void; the replay appends the corrected records after the topic's end, which
     was at `ends_written` when the plan was made. Of the offsets to replay, `void` were void then. `wrong_versions` has
-    for each table that a stream of the plan reads the first version whose rows the replay writes anew.
+    for each table that a stream of the plan reads the first version whose rows the replay writes anew. `append_rate`
+    are the records per second of the stream's last append of staged records; None without one.
     """
 
     id: str
@@ -150,6 +151,7 @@ class StreamRecoveryPlan:
     ends_written: TopicOffsets = field(default_factory=dict)
     void: int = 0
     wrong_versions: Mapping[str, int] = field(default_factory=dict)
+    append_rate: float | None = None
 
     @property
     def skips(self) -> bool:

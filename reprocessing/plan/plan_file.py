@@ -204,7 +204,7 @@ def _fingerprint(plan: RecoveryPlan) -> str:
     """A hash of the fields; a field that a later version has added counts only if it is not empty."""
     value = {**_without_empty(asdict(plan), "left"), "fingerprint": "", "streams": []}
     for each in asdict(plan)["streams"]:
-        stream = _without_empty(each, "until", "wrong_from", "ends_written", "void", "wrong_versions")
+        stream = _without_empty(each, "until", "wrong_from", "ends_written", "void", "wrong_versions", "append_rate")
         saw, code = each["saw"], each["saw"]["code"]
         topics = [_without_empty(topic, "archive", "continues") for topic in saw["topics"]]
         for topic in topics:

@@ -32,7 +32,7 @@ from reprocessing.plan.journal import journal_of, next_step
 from reprocessing.plan.notes import not_taken_along, reminders, same_deploy
 from reprocessing.plan.plan import NO_CHECKS, Base, Checks, RecoveryPlan, StreamRecoveryPlan, Until, opened_by
 from reprocessing.plan.plan_file import next_id, save, sealed
-from reprocessing.plan.registry import prune_plans, refuse_if_held, undone_by
+from reprocessing.plan.registry import append_rate, prune_plans, refuse_if_held, undone_by
 from reprocessing.plan.replay_range import replay_start, until_border, until_of
 from reprocessing.plan.snapshot import (
     OF_THE_STREAM,
@@ -308,6 +308,7 @@ def _draft(
         until=until,
         wrong_from=written.wrong_from,
         ends_written=written.ends,
+        append_rate=append_rate(snapshot.settings, snapshot.stream.name) if written.wrong_from else None,
     )
     plan = replace(plan, void=_void(snapshot, plan, before))
     if plan.discards_state and all(begin >= end for _, _, begin, end in plan.ranges()):

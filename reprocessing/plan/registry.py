@@ -29,12 +29,24 @@ from streaming_jobs.errors import LeaseBusy, UsageError
 from streaming_jobs.settings import Settings
 from streaming_jobs.state import savepoints
 
+_ENOUGH = 1_000
+"""Records of an append that tell its rate; of fewer, the start of the producer is most of the time."""
+
 
 def under_way(settings: Settings, stream: str) -> RecoveryPlan | None:
     """The plan of this stream that was begun and is not over."""
     for name in names_of(settings, stream):
         if journal_of(settings, name).outcome not in OVER:
             return load(settings, name)
+    return None
+
+
+def append_rate(settings: Settings, stream: str) -> float | None:
+    """Records per second at which the newest recovery of a stream that says so has appended its staged records."""
+    for name in reversed(names_of(settings, stream)):
+        done = journal_of(settings, name).done("append_records", stream) or {}
+        if done.get("appended", 0) >= _ENOUGH and done["seconds"] > 0:
+            return round(float(done["appended"]) / float(done["seconds"]), 1)
     return None
 
 

@@ -393,7 +393,7 @@ def _notes(
             and saved.version < each.version <= end.versions[saved.name]
         ]
         notes += [
-            f"{counted(len(each.records), 'record')} were redriven into table {saved.name} in version {part.version}: "
+            f"{counted(len(each.redriven), 'record')} were redriven into table {saved.name} in version {part.version}: "
             "their rows show as a difference"
             for each in redriven
             for part in each.parts

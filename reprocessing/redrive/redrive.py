@@ -26,20 +26,23 @@ from reprocessing.redrive.records import gather
 from reprocessing.redrive.refusals import check_quarantined, check_stream, refused_rows, with_state
 from reprocessing.redrive.run import Made, outcomes, run, slice_outcomes
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
-from reprocessing.redrive.windows import Windows, rebuild_windows, sliced_tables
+from reprocessing.redrive.window_rows import SettledRows, settled
+from reprocessing.redrive.windows import Windows, rebuild_rows, rebuild_windows, sliced_tables
 from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.slices.rebuild import SliceReport, Tools, newest_entry, repair_idle
 from reprocessing.trace import first_reading
+from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.entry import READ, LedgerEntry
+from streaming_jobs.ledger.entry import READ, LedgerEntry, redrive_name
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
+from streaming_jobs.runtime.sliceable import Sliceable
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord
+from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord, RedrivenRow, redriven
 from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import existing_table, open_tables
+from streaming_jobs.sinks.tables import existing_table, open_tables, quarantines
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
@@ -64,7 +67,7 @@ class RedriveReport:
     """The outcome of a redrive; `id` is None if nothing was committed. `left` are chosen and not redriven, with why.
 
     `rows` are those that each table gets. `more`: so many were chosen beyond the limit. `slices`, of a stream of
-    windows, are those that were rebuilt.
+    windows, are those that were rebuilt; `windows` are the quarantined rows of these slices.
     """
 
     stream: str
@@ -77,10 +80,15 @@ class RedriveReport:
     more: int = 0
     seconds: float = 0.0
     slices: tuple[SliceReport, ...] = ()
+    windows: tuple[RedrivenRow, ...] = ()
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        return dict(Counter(record.outcome for record in self.records))
+        return dict(Counter(each.outcome for each in self.redriven))
+
+    @property
+    def redriven(self) -> tuple[RedrivenRecord | RedrivenRow, ...]:
+        return (*self.records, *self.windows)
 
 
 def redrive(
@@ -104,11 +112,15 @@ def redrive(
     with requests.running(tools.waits.other):
         finish_waiting(tools, stream, requests)
         chosen = set_aside(settings, stream, kind, choice, table=table)
-        record = checked(settings, stream, kind, lambda: chosen)
-        sliced = sliced_tables(stream) if record.state_fingerprint else []
+        record = checked(settings, stream, kind, lambda: chosen, table=table)
+        sliced = sliced_tables(stream, of) if record.state_fingerprint else []
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
+        if of and sliced:
+            report = RedriveReport(stream.name, aside, "nothing to redrive", more=more)
+            done = _redriven_rows(tools, record, requests, entry, sliced[0], rows, report, dry_run=dry_run)
+            return replace(done, seconds=_since(began))
         left = list(refused_rows(stream, rows, of_windows=bool(sliced)))
         rows = _without(rows, left)
         gathered = gather(settings, stream, record, rows, tools.topics, tools.bootstrap)
@@ -136,10 +148,67 @@ def redrive(
         added = {} if sliced else dict(_added(settings, stream, kind, of, made, entry))
         request = _request(tools, stream, kind, aside, entry, records, added)
         report = replace(report, records=records, rows=request.rows)
-        if dry_run or not request.parts:
-            outcome = "dry run" if dry_run else "nothing has changed"
-            return replace(report, outcome=outcome, seconds=_since(began))
-        return replace(_committed(tools, stream, requests, request, added, report), seconds=_since(began))
+        done = _ended(tools, stream, requests, request, added, report, dry_run=dry_run)
+        return replace(done, seconds=_since(began))
+
+
+def _redriven_rows(
+    tools: Tools,
+    record: StreamRecord,
+    requests: RedriveRequests,
+    entry: LedgerEntry,
+    table: Sliceable,
+    rows: Sequence[SetAside],
+    report: RedriveReport,
+    *,
+    dry_run: bool,
+) -> RedriveReport:
+    """Redrive quarantined rows of windows: rebuild their slices, and keep what is set aside of them today."""
+    stream, aside, column = table.stream, report.table, table.slices.column
+    windows, today = rebuild_rows(tools, record, table, [row.values.get(column) for row in rows], dry_run=dry_run)
+    crash_point("redrive_rebuilt", stream.name, 0)
+    now = f", or {stream.rebuild_step()}"
+    left = [
+        (row, windows.left[number] + (now if number in windows.open else ""))
+        for number, row in enumerate(rows)
+        if number in windows.left
+    ]
+    report = replace(report, left=tuple(left), slices=tuple(windows.slices))
+    if not today:
+        return report
+    aside_table = existing_table(tools.settings, quarantines(stream)[table.table.name], stream.name)
+    ranges = [each.chosen for each in today]
+    there = _in_columns_of(aside_table, aside, redriven(aside_table).within(ranges))
+    set_aside_now = [_of_batch(each.rows, entry) for each in today if each.rows is not None]
+    columns = [_in_columns_of(aside_table, aside, each) for each in set_aside_now]
+    replaced = ReplacedRows(ranges, settled(there, columns, column))
+    request = _request(tools, stream, "quarantine", aside, entry, (), {}, replaced)
+    report = replace(report, windows=request.windows, rows=request.rows)
+    return _ended(tools, stream, requests, request, {aside: replaced.new.rows}, report, dry_run=dry_run)
+
+
+@dataclass(frozen=True)
+class ReplacedRows:
+    """The slices that were rebuilt, and what the quarantine has of them afterwards."""
+
+    ranges: Sequence[SliceRange]
+    new: SettledRows
+
+
+def _ended(
+    tools: Tools,
+    stream: Stream,
+    requests: RedriveRequests,
+    request: RedriveRequest,
+    kept: Mapping[str, pa.Table],
+    report: RedriveReport,
+    *,
+    dry_run: bool,
+) -> RedriveReport:
+    """The report with its outcome, committed unless it is a dry run or changes nothing; `kept` are rows by table."""
+    if dry_run or not request.parts:
+        return replace(report, outcome="dry run" if dry_run else "nothing has changed")
+    return _committed(tools, stream, requests, request, kept, report)
 
 
 @contextmanager
@@ -177,34 +246,39 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
 
 
 def checked(
-    settings: Settings, stream: Stream, kind: Kind, chosen: Callable[[], Sequence[SetAside]] = list
+    settings: Settings,
+    stream: Stream,
+    kind: Kind,
+    chosen: Callable[[], Sequence[SetAside]] = list,
+    *,
+    table: str | None = None,
 ) -> StreamRecord:
     """The stream's record; raises UsageError for a stream whose records cannot be redriven, as far as files say.
 
     `chosen` is called only for a stream with state that is refused: the refusal names a plan from before these records.
+    `table` names the table of whose quarantine.
     """
     record = stream_record.load(settings, stream.name)
     if record is None:
         raise UsageError(f"stream {stream.name} has never run", "there is nothing to redrive")
-    if record.state_fingerprint and (why := _without_slices(stream, kind)):
+    of = quarantined_table(stream, table) if kind == "quarantine" else ""
+    if record.state_fingerprint and (why := _without_slices(stream, of)):
         raise with_state(stream, _last_before(settings, stream, record, chosen()), why)
     check_stream(stream)
     return record
 
 
-def _without_slices(stream: Stream, kind: Kind) -> str:
-    """The reason why no slices of a stream's tables are rebuilt for what is set aside; empty if they can be."""
-    if kind == "quarantine":
-        return "the quarantined row of a window does not name its records"
+def _without_slices(stream: Stream, of: str) -> str:
+    """The reason why no slices are rebuilt for what is set aside, of one table or of all; empty if they can be."""
     try:
-        sliced_tables(stream)
+        sliced_tables(stream, of)
     except UsageError as error:
         return error.found
     return ""
 
 
 def _left_by(
-    settings: Settings, stream: Stream, record: StreamRecord, windows: Windows, rows: Sequence[SetAside]
+    settings: Settings, stream: Stream, record: StreamRecord, windows: Windows[Place], rows: Sequence[SetAside]
 ) -> Iterator[tuple[SetAside, str]]:
     """Yields the records that no slice was rebuilt for, with the reason; of open windows also what needs no wait."""
     is_open = [row for row in rows if row.place in windows.open]
@@ -263,18 +337,23 @@ def _added(
     settings: Settings, stream: Stream, kind: Kind, of: str, made: Made, entry: LedgerEntry
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yields the rows that each table gets, in its columns, the primary table last."""
-    import pyarrow as pa
-
     tables = open_tables(settings, stream)
     for quarantine in stream.quarantines.values() if kind == "dead letters" else ():
         if (rows := made.tables.get(quarantine)) is not None:
-            for name, value in (("_generation", entry.generation), ("_batch", entry.batch)):
-                at = rows.column_names.index(name)
-                rows = rows.set_column(at, rows.schema.field(name), pa.array([value] * rows.num_rows, rows[name].type))
-            yield quarantine, _in_columns_of(tables.get(quarantine), quarantine, rows)
+            yield quarantine, _in_columns_of(tables.get(quarantine), quarantine, _of_batch(rows, entry))
     for sink in (*stream.secondary, stream.primary):
         if of in ("", sink.name) and sink.name in made.tables:
             yield sink.name, _in_columns_of(tables.get(sink.name), sink.name, made.tables[sink.name])
+
+
+def _of_batch(rows: pa.Table, entry: LedgerEntry) -> pa.Table:
+    """Quarantined rows of a run as those of the entry's batch."""
+    import pyarrow as pa
+
+    for name, value in (("_generation", entry.generation), ("_batch", entry.batch)):
+        at = rows.column_names.index(name)
+        rows = rows.set_column(at, rows.schema.field(name), pa.array([value] * rows.num_rows, rows[name].type))
+    return rows
 
 
 def _in_columns_of(table: StoredTable | None, name: str, rows: pa.Table) -> pa.Table:
@@ -308,8 +387,11 @@ def _request(
     entry: LedgerEntry,
     records: tuple[RedrivenRecord, ...],
     added: Mapping[str, pa.Table],
+    replaced: ReplacedRows | None = None,
 ) -> RedriveRequest:
-    name = f"{aside}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    windows = replaced.new.windows if replaced is not None else ()
+    number = len(records) + len(windows)
+    name = redrive_name(aside, datetime.now(UTC))
     base = replace(
         entry,
         kind="redrive",
@@ -317,7 +399,7 @@ def _request(
         txns={},
         code=loaded_code(stream, tools.settings.flows),
         plan=name,
-        note=counted(len(records), "dead letter" if kind == "dead letters" else "quarantined row"),
+        note=counted(number, "dead letter" if kind == "dead letters" else "quarantined row"),
         rules={},
         new=None,
         written=(),
@@ -325,7 +407,7 @@ def _request(
     )
 
     def part(table: str, before: int, after: int) -> str:
-        return replace(base, table=table, rows={READ: len(records), "before": before, "after": after}).encode()
+        return replace(base, table=table, rows={READ: number, "before": before, "after": after}).encode()
 
     parts = [RedrivePart(table, "add", part(table, 0, rows.num_rows)) for table, rows in added.items()]
     request = RedriveRequest(
@@ -337,7 +419,12 @@ def _request(
         parts=(),
         expires=time.time() + tools.waits.commit + _MARGIN,
         rows={table: rows.num_rows for table, rows in added.items()},
+        windows=windows,
     )
+    if replaced is not None and replaced.new.changes:
+        parts.append(RedrivePart(aside, "replace", part(aside, len(windows), replaced.new.rows.num_rows)))
+        came = {aside: replaced.new.came} if replaced.new.came else {}
+        request = replace(request, rows=came, ranges=tuple(each.encode() for each in replaced.ranges))
     if out := request.taken_out:
         stay = sum(1 for each in out if each.reason_now)
         parts.append(RedrivePart(aside, "take_out", part(aside, len(out), stay)))

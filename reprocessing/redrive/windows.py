@@ -1,8 +1,10 @@
-"""The redrive of a stream of windows: the slices that the records belong to are rebuilt with them.
+"""The redrive of a stream of windows: the slices that the records or quarantined rows belong to are rebuilt.
 
 The row of a window is made of all of its records, so no row is added for one of them. A record with event time t is in
 rows whose column of slices is within `reach` of t: that span is rebuilt from the topic, or its archive, by the code of
 today, once the watermark has passed its windows. Until then the state has them, and writes them without the record.
+A quarantined row is the row of a window and names no record: its slice is that of its own value. What the rules of
+today set aside of the rebuilt slices takes the place of their rows in the quarantine (`window_rows.py`).
 
 A rebuild makes the rows of a span anew, so one that is repeated after a kill changes nothing.
 """
@@ -10,10 +12,11 @@ A rebuild makes the rows of a span anew, so one that is repeated after a kill ch
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reprocessing.redrive.run import Made
 from reprocessing.slices.rebuild import (
@@ -26,32 +29,40 @@ from reprocessing.slices.rebuild import (
     slice_offsets,
 )
 from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, borders, each_slice
-from streaming_jobs.declare.slices import slice_range
+from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
+from streaming_jobs.sinks.sliced import StagedSlice
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _STEP = timedelta(minutes=1)
 """Spans begin and end at whole minutes."""
 
 
-def sliced_tables(stream: Stream) -> list[Sliceable]:
-    """The tables of a stream of which slices can be rebuilt; raises UsageError if one of them has none."""
-    return [sliceable(stream, sink.name) for sink in stream.sinks.values()]
+def sliced_tables(stream: Stream, only: str = "") -> list[Sliceable]:
+    """The tables of a stream, or one of them, whose slices can be rebuilt; raises UsageError if one has none."""
+    return [sliceable(stream, sink.name) for sink in stream.sinks.values() if only in ("", sink.name)]
+
+
+Key = TypeVar("Key", bound=Hashable)
+"""What was set aside: the place of a record, or the number of a row."""
 
 
 @dataclass
-class Windows:
-    """The slices that were rebuilt, and by place the reasons why records are left as they are.
+class Windows(Generic[Key]):
+    """The slices that were rebuilt, and the reasons why some of what was set aside is left as it is.
 
-    `open`: the left records whose windows the state still has.
+    `open`: the left ones whose windows the state still has.
     """
 
     slices: list[SliceReport] = field(default_factory=list)
-    left: dict[Place, str] = field(default_factory=dict)
-    open: set[Place] = field(default_factory=set)
+    left: dict[Key, str] = field(default_factory=dict)
+    open: set[Key] = field(default_factory=set)
 
 
 def rebuild_windows(
@@ -63,35 +74,69 @@ def rebuild_windows(
     dead: Collection[Place],
     *,
     dry_run: bool,
-) -> Windows:
+) -> Windows[Place]:
     """Rebuild the slices of the records that the code of today takes; the other ones are `dead`.
 
     Which records are left is settled for all tables before the first rebuild: a record is in all of them, or in none.
     """
-    found, watermark = Windows(), passed_watermark(tools.settings, record)
+    found, watermark = Windows[Place](), passed_watermark(tools.settings, record)
     wanted: list[tuple[Sliceable, dict[Place, TimeSpan]]] = []
     for table in tables:
         times = {place: at for place, at in made.times[table.event_time].items() if place not in dead}
         unread = (place for place in places if place not in times and place not in dead)
         found.left |= dict.fromkeys(unread, "the code of today has not read it")
         wanted.append((table, closed(table, column_kind(tools.settings, table), times, watermark, found)))
-    planned = [
-        (table, list(_fitting(tools, table, {p: s for p, s in spans.items() if p not in found.left}, found)))
-        for table, spans in wanted
-    ]
+    planned: list[tuple[Sliceable, _Parts[Place]]] = []
+    for table, spans in wanted:
+        fitting = {place: span for place, span in spans.items() if place not in found.left}
+        for parts, offsets in _fitting(tools, table, fitting, found):
+            found.left |= _unread(table, parts, offsets)
+            planned.append((table, parts))
     accepted = {place for place in places if place not in dead and place not in found.left}
     letters = CheckedLetters({place[1:] for place in accepted}, {place[1:] for place in dead})
-    for table, slices in planned:
-        for parts in (_only(accepted, each) for each in slices):
-            if parts:
-                report = rebuild(tools, table, *borders(table, list(parts)), dry_run=dry_run, letters=letters)
-                found.slices.append(report)
-                found.left |= _unread(table, parts, report.offsets)
+    for table, planned_parts in planned:
+        if parts := _only(accepted, planned_parts):
+            report = rebuild(tools, table, *borders(table, list(parts)), dry_run=dry_run, letters=letters)
+            found.slices.append(report)
+            found.left |= _unread(table, parts, report.offsets)
     return found
 
 
+@dataclass(frozen=True)
+class SetAsideToday:
+    """The rows of a rebuilt slice that rules of today set aside, in a quarantine's columns; None without such rules."""
+
+    chosen: SliceRange
+    rows: pa.Table | None
+
+
+def rebuild_rows(
+    tools: Tools, record: StreamRecord, table: Sliceable, values: Sequence[Any], *, dry_run: bool
+) -> tuple[Windows[int], list[SetAsideToday]]:
+    """Rebuild the slices of quarantined rows; `values` are theirs of the column of slices, a row's number its key."""
+    found, watermark = Windows[int](), passed_watermark(tools.settings, record)
+    kind, column, spans = column_kind(tools.settings, table), table.slices.column, dict[int, TimeSpan]()
+    for number, value in enumerate(values):
+        if value is None:
+            found.left[number] = f"its {column} is null, so the slice that it belongs to is not known"
+        elif _is_closed(table, number, span := span_of_value(table, kind, value), watermark, found):
+            spans[number] = span
+    planned, today = list(_fitting(tools, table, spans, found)), list[SetAsideToday]()
+    for parts, _ in planned:
+        begin, end = borders(table, list(parts))
+        staged: list[pa.Table | None] = []
+        keep = partial(_keep_quarantined, staged)
+        found.slices.append(rebuild(tools, table, begin, end, dry_run=dry_run, keep=keep))
+        today.append(SetAsideToday(slice_range(table.slices, kind, begin, end), staged[-1]))  # that of the last attempt
+    return found, today
+
+
+def _keep_quarantined(staged: list[pa.Table | None], rebuilt: StagedSlice) -> None:
+    staged.append(rebuilt.quarantined())
+
+
 def closed(
-    made: Sliceable, kind: str, times: Mapping[Place, datetime | None], watermark: datetime, found: Windows
+    made: Sliceable, kind: str, times: Mapping[Place, datetime | None], watermark: datetime, found: Windows[Place]
 ) -> dict[Place, TimeSpan]:
     """The spans of records whose windows are all written; `found` gets the other records. `kind`: the column's type."""
     spans = {}
@@ -99,24 +144,43 @@ def closed(
         if at is None:
             found.left[place] = f"its {made.event_time} is null, so the slices that it belongs to are not known"
             continue
-        span = span_of(made, kind, at)
-        if (closes := span.end + made.slices.distance) > watermark:
-            found.open.add(place)
-            found.left[place] = (
-                f"its windows are open until the watermark, now {watermark:%Y-%m-%d %H:%M:%S}Z, has passed "
-                f"{closes:%Y-%m-%d %H:%M:%S}Z: redrive it after that"
-            )
-        else:
+        if _is_closed(made, place, span := span_of(made, kind, at), watermark, found):
             spans[place] = span
     return spans
+
+
+def _is_closed(made: Sliceable, key: Key, span: TimeSpan, watermark: datetime, found: Windows[Key]) -> bool:
+    if (closes := span.end + made.slices.distance) <= watermark:
+        return True
+    found.open.add(key)
+    found.left[key] = (
+        f"its windows are open until the watermark, now {watermark:%Y-%m-%d %H:%M:%S}Z, has passed "
+        f"{closes:%Y-%m-%d %H:%M:%S}Z: redrive it after that"
+    )
+    return False
 
 
 def span_of(made: Sliceable, kind: str, at: datetime) -> TimeSpan:
     """The span of the column that rows of a record with this event time may have."""
     first, last = at - made.slices.distance, at + made.slices.distance
     if kind == "date":
-        low, high = (each.astimezone(made.slices.calendar).date() for each in (first, last))
-        return TimeSpan.of(slice_range(made.slices, kind, low.isoformat(), (high + DAY).isoformat()))
+        return _days_between(made, *(each.astimezone(made.slices.calendar).date() for each in (first, last)))
+    return _minutes_between(first, last)
+
+
+def span_of_value(made: Sliceable, kind: str, value: Any) -> TimeSpan:
+    """The span of a value of the column of slices: a date, or a time, without a zone in UTC."""
+    if kind == "date":
+        return _days_between(made, value, value)
+    at = value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+    return _minutes_between(at, at)
+
+
+def _days_between(made: Sliceable, first: date, last: date) -> TimeSpan:
+    return TimeSpan.of(slice_range(made.slices, "date", first.isoformat(), (last + DAY).isoformat()))
+
+
+def _minutes_between(first: datetime, last: datetime) -> TimeSpan:
     low_minute = first.replace(second=0, microsecond=0)
     return TimeSpan(low_minute, last.replace(second=0, microsecond=0) + _STEP)
 
@@ -132,15 +196,20 @@ def pieces(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
     return found
 
 
-_Parts = dict[TimeSpan, list[Place]]
-"""The spans of one slice, in their order, and the records that belong to each."""
+_Parts = dict[TimeSpan, list[Key]]
+"""The spans of one slice, in their order, and what was set aside that belongs to each."""
 
 
-def _fitting(tools: Tools, made: Sliceable, spans: Mapping[Place, TimeSpan], found: Windows) -> Iterator[_Parts]:
-    """Yields the slices that this run can rebuild; `found` gets the records of the other ones. Needs no Spark."""
+def _fitting(
+    tools: Tools, made: Sliceable, spans: Mapping[Key, TimeSpan], found: Windows[Key]
+) -> Iterator[tuple[_Parts[Key], OffsetRange]]:
+    """Yields the slices that this run can rebuild, with the offsets that they are made from.
+
+    `found` gets what was set aside of the other ones. Needs no Spark.
+    """
     parts = pieces(spans.values())
     begins = [part.begin for part in parts]
-    of_part: _Parts = {}
+    of_part: _Parts[Key] = {}
     for place, span in spans.items():
         of_part.setdefault(parts[bisect_right(begins, span.begin) - 1], []).append(place)
     for group, offsets in each_slice(made, parts, partial(slice_offsets, tools, made), gap=DAY):
@@ -149,19 +218,18 @@ def _fitting(tools: Tools, made: Sliceable, spans: Mapping[Place, TimeSpan], fou
             why = f"its slice of table {made.table.name} is lost: {offsets.why}"
             found.left |= {place: why for places in fitting.values() for place in places}
         else:
-            found.left |= _unread(made, fitting, offsets)
-            yield fitting
+            yield fitting, offsets
     rest = (place for places in of_part.values() for place in places)
     found.left |= dict.fromkeys(rest, f"one run rebuilds {MOST_DAYS} days of table {made.table.name}: run it again")
 
 
-def _only(accepted: Collection[Place], parts: _Parts) -> _Parts:
+def _only(accepted: Collection[Place], parts: _Parts[Place]) -> _Parts[Place]:
     """The spans of accepted records, with these."""
     kept = {part: [place for place in places if place in accepted] for part, places in parts.items()}
     return {part: places for part, places in kept.items() if places}
 
 
-def _unread(made: Sliceable, parts: _Parts, read: OffsetRange) -> dict[Place, str]:
+def _unread(made: Sliceable, parts: _Parts[Place], read: OffsetRange) -> dict[Place, str]:
     return {
         place: f"the rebuild of its slice of table {made.table.name} has not read it: run it again"
         for places in parts.values()

@@ -380,8 +380,12 @@ def rebuild(
     *,
     dry_run: bool = False,
     letters: CheckedLetters = NO_LETTERS,
+    keep: Callable[[StagedSlice], None] = lambda _: None,
 ) -> SliceReport:
-    """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt."""
+    """Rebuild the slice between two days or times; raises the refusal's error if it cannot be, or is not, rebuilt.
+
+    `keep` is called in each attempt before its commit, with the rows that it has staged.
+    """
     kind = column_kind(tools.settings, made)
     chosen = slice_range(made.slices, kind, begin, end)
     requests = SliceRequests.of(tools.settings, made.stream.name)
@@ -395,7 +399,7 @@ def rebuild(
             table.remove_staged({request.id for request in requests.waiting()})
             staged = table.stage(name)
             try:
-                started = _Attempt(tools, made, chosen, base, name, requests, began, attempt, letters)
+                started = _Attempt(tools, made, chosen, base, name, requests, began, attempt, letters, keep)
                 done = _attempt(started, staged, dry_run)
             finally:
                 if requests.outcome(name) is not None or name not in {each.id for each in requests.waiting()}:
@@ -424,6 +428,7 @@ class _Attempt:
     began: float
     number: int
     letters: CheckedLetters
+    keep: Callable[[StagedSlice], None]
 
     def report(self, outcome: str, version: int | None, rebuilt: Rebuilt, difference: Difference) -> SliceReport:
         return SliceReport(
@@ -452,6 +457,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
     except PreflightRefused as error:
         return f"version {at.base.table.version} is gone: {error.found}"
     rebuilt = _compute(at, staged)
+    at.keep(staged)
     with local_scratch(staged.folder) as scratch:
         difference = compare(at.made.table.name, staged.before(), staged.after(), (), scratch / "compared")
     if dry_run:

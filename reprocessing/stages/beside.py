@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 from reprocessing.plan.plan import RecoveryPlan
@@ -40,6 +41,7 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.sinks.tables import all_tables, copied_table, existing_table, remove_tables
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.lease import holder
+from streaming_jobs.state.ledger_file import LedgerFile, LedgerLine
 from streaming_jobs.state.requests import READY, STAND_BY
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.text import commands
@@ -54,6 +56,10 @@ _NEWEST = 20
 _NICENESS = 10
 """That of the replay's JVM and Python processes: the running streams come first."""
 _LONGEST_PAUSE = 10.0
+_SLOWER, _AS_FAST, _STEP = 1.25, 1.1, 0.8
+"""How much slower a running stream's batches may become; below the second bound the replay has more of the time."""
+_MOST_BATCHES, _BEFORE, _MEANWHILE, _FEWEST = 1_000, 30, 15, 5
+"""Batches of a running stream: looked at, compared before and meanwhile, and the fewest that say anything."""
 _LOOK_EVERY = 0.2
 _PUBLISHED = "_published"
 _READY_WITHIN = 30.0
@@ -118,6 +124,7 @@ def follow(context: RecoveryContext) -> Mapping[str, Any]:
     another stream has begun to read what the plan changes, and the failure of a session.
     """
     began, rounds, stalled, before, records = time.monotonic(), 0, 0, float("inf"), 0
+    live = LiveBatches.of(context)
     refuse_new_readers(context)  # now as well as after the stop
     while True:
         if (goal := goal_of(context)) is None:
@@ -128,7 +135,7 @@ def follow(context: RecoveryContext) -> Mapping[str, Any]:
         started = time.monotonic()
         if _position(context) != by_place(goal.ends):
             border, kept = _border(context, goal), StagedSinks(context.staged_records)
-            replan = Paced(border, context.settings.recovery.pace)
+            replan = Paced(border, context.settings.recovery.pace, live.slow_down if not stalled else None)
             _, records = run_to(context, goal.ends, replan, border.steps, bounded=True, external=kept)
             rounds += 1
         took = time.monotonic() - started
@@ -173,23 +180,77 @@ def _border(context: RecoveryContext, goal: Goal) -> Border:
     )
 
 
+@dataclass(frozen=True)
+class LiveBatches:
+    """The durations of a running stream's batches, by its ledger: how much slower they have become meanwhile.
+
+    `before` are the seconds of the last ones before `since`, in seconds since 1970, and `largest` their most records.
+    """
+
+    ledger: LedgerFile
+    stream: str
+    since: float
+    before: Sequence[float]
+    largest: int
+
+    @classmethod
+    def of(cls, context: RecoveryContext) -> LiveBatches:
+        """Compared with the batches before this stage was begun first, so that a replay that is resumed knows them."""
+        ledger, stream = ledger_file(context.settings, context.stream.name), context.stream.name
+        since = context.journal.first_begun("follow") or time.time()
+        lines = [each for each in _batches(ledger, stream, _MOST_BATCHES) if each.at < since][:_BEFORE]
+        largest = max((each.entry.records for each in lines), default=0)
+        return cls(ledger, stream, since, [each.seconds or 0.0 for each in lines], largest)
+
+    def slow_down(self) -> float | None:
+        """The median of the newest batches by that of those before; None if there are too few to say.
+
+        Larger batches than before are left out: they take longer for a reason of their own.
+        """
+        newest = [each for each in _batches(self.ledger, self.stream, _MEANWHILE) if each.at >= self.since]
+        seconds = [each.seconds or 0.0 for each in newest if each.entry.records <= self.largest]
+        if min(len(seconds), len(self.before)) < _FEWEST or not (usual := median(self.before)):
+            return None
+        return median(seconds) / usual
+
+
+def _batches(ledger: LedgerFile, stream: str, at_most: int) -> list[LedgerLine]:
+    """The newest batches with records and a known duration, newest first."""
+    lines = ledger.after(stream, None, at_most=at_most)
+    return [each for each in lines if each.entry.kind == "batch" and each.seconds is not None and each.entry.records]
+
+
 @dataclass
 class Paced:
     """Pauses before each batch of a replay, so that it works for no more than a share of the time.
 
-    No pause is longer than ten seconds: a query that is to stop waits for it.
+    The share is the pace. It becomes smaller, down to half of it, while the running stream's batches are slower than
+    before by more than `_SLOWER`, and larger again when they are not; `slow_down` says how much slower they are. With a
+    pace of 1 the replay never waits. No pause is longer than ten seconds: a query that is to stop waits for it.
     """
 
     then: Replan | None
     pace: float
+    slow_down: Callable[[], float | None] | None = None
+    _share: float | None = None
     _since: float | None = None
 
     def __call__(self, checkpoint: Checkpoint, batch: int) -> bool:
         if self._since is not None:
             worked = time.monotonic() - self._since
-            time.sleep(min(worked * (1 / self.pace - 1), _LONGEST_PAUSE))
+            time.sleep(min(worked * (1 / self._next_share() - 1), _LONGEST_PAUSE))
         self._since = time.monotonic()
         return self.then is not None and self.then(checkpoint, batch)
+
+    def _next_share(self) -> float:
+        share = self.pace if self._share is None else self._share
+        slower = self.slow_down() if self.slow_down is not None and self.pace < 1 else None
+        if slower is not None and slower > _SLOWER:
+            share = max(share * _STEP, self.pace / 2)
+        elif slower is None or slower < _AS_FAST:
+            share = min(share / _STEP, self.pace)
+        self._share = share
+        return share
 
 
 def published_then(context: RecoveryContext) -> dict[str, StoredTable]:

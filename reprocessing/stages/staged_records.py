@@ -57,7 +57,7 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
 
     Raises PreflightRefused before the first one if staged records are gone, and the errors of topics and brokers.
     """
-    began, waiting = time.monotonic(), staged(context)
+    began, waiting, appended = time.monotonic(), staged(context), 0
     at = context.rebuilt_table(context.stream.primary).position
     batches = {
         name: [batch for txn, batch in of_topic.items() if at is not None and txn <= at]
@@ -74,11 +74,12 @@ def append_records(context: RecoveryContext) -> Mapping[str, Any]:
                 context.crash_point("recover_append_written")
                 assert writer.newest is not None
                 batch.note_written(writer.newest.written)
+                appended += batch.count
                 context.crash_point("recover_append_next")
     if context.stream.batches_only:
         _list_batches(context)
     records = sum(batch.count for of_topic in batches.values() for batch in of_topic)
-    return {"records": records, "seconds": round(time.monotonic() - began, 1)}
+    return {"records": records, "appended": appended, "seconds": round(time.monotonic() - began, 1)}
 
 
 def refuse_incomplete(context: RecoveryContext) -> None:

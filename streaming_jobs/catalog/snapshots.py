@@ -11,6 +11,9 @@ plan make that visible in the logs:
 So a plan's streams are those with its fence. While it is published by some of them only, the snapshot has the versions
 from before it. Slices are commits on one table; they belong to the version at which they are.
 
+A redrive comes to one table of a stream after the other, to that of what was set aside last, and no batch begins in
+between. So it is in all versions of its tables, or the snapshot has those from before it.
+
 The logs are read one after the other, while streams write. Versions are chosen among the commits of a first reading.
 What plans there are is taken from a second one, since all fences of a plan that the first reading saw published are on
 disk by then.
@@ -19,12 +22,12 @@ disk by then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn, last_table_of
 from streaming_jobs.sinks.stored import Commit
 
 if TYPE_CHECKING:
@@ -92,8 +95,31 @@ def chosen(logs: Sequence[StreamLogs]) -> dict[str, ChosenVersion]:
                 moved = True
     versions: dict[str, ChosenVersion] = {}
     for each in logs:
-        versions.update(_of_stream(each, states[each.stream][at[each.stream]]))
+        of_stream = dict(_of_stream(each, states[each.stream][at[each.stream]]))
+        while _held_back(each, of_stream):
+            pass  # each time, versions from before a redrive
+        versions.update(of_stream)
     return versions
+
+
+def _held_back(logs: StreamLogs, versions: dict[str, ChosenVersion]) -> bool:
+    """Put tables back before a redrive that others of its tables do not have; False if there is none."""
+    redrives: dict[str, dict[str, Commit]] = {}
+    for log in logs.tables:
+        for commit in (*log.since, *log.commits):
+            if commit.entry is not None and commit.entry.kind == "redrive" and commit.entry.plan is not None:
+                redrives.setdefault(commit.entry.plan, {})[log.table] = commit
+    oldest = {log.table: log.commits[-1] for log in logs.tables if log.commits}
+    for redrive, commits in redrives.items():
+        tables = {*commits, last_table_of(redrive)} & versions.keys()
+        having = {t for t in tables & commits.keys() if commits[t].version <= versions[t].version}
+        first = min(commit.at for commit in commits.values())
+        cleaned = {t for t in tables - commits.keys() if oldest[t].at > first}
+        if having and having | cleaned != tables:
+            for table in having:
+                versions[table] = replace(versions[table], version=commits[table].version - 1)
+            return True
+    return False
 
 
 def _before(stream: str, states: Sequence[_State], at: int, plan: str) -> int:

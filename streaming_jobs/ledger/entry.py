@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from streaming_jobs.errors import PermanentError
@@ -64,6 +65,16 @@ def app_id(stream: str, table: str) -> str:
 def epoch_id(stream: str) -> str:
     """The transaction appId of the epochs of a stream's leases, the same in all of its tables."""
     return f"recourse-epoch:{stream}"
+
+
+def redrive_name(aside: str, at: datetime) -> str:
+    """The name of a redrive of what is set aside in a table, which gets its commit after all other tables."""
+    return f"{aside}-{at:%Y%m%dT%H%M%S%f}"
+
+
+def last_table_of(redrive: str) -> str:
+    """The table that a redrive of this name is committed to last: then it is whole."""
+    return redrive.rpartition("-")[0]
 
 
 def redrive_id(stream: str, redrive: str | None) -> str:

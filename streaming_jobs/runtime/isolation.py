@@ -24,6 +24,7 @@ Without state, a run is the whole function. With state, it is the part ahead of 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,20 +184,25 @@ _REPORTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark's loggers of each exception with its stack trace: a batch that is searched has ten of them."""
 
 
+_QUIET = threading.local()
+
+
+def _is_reported(_: object) -> bool:
+    return not getattr(_QUIET, "within", False)
+
+
 @contextmanager
 def unreported() -> Iterator[None]:
-    """PySpark writes no stack traces of exceptions meanwhile."""
+    """PySpark writes no stack traces of exceptions of this thread meanwhile."""
     from pyspark.logger import PySparkLogger
 
-    loggers = [PySparkLogger.getLogger(name) for name in _REPORTS]  # a plain one would not take its calls
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
+    for name in _REPORTS:
+        PySparkLogger.getLogger(name).addFilter(_is_reported)  # once; a plain logger would not take PySpark's calls
+    before, _QUIET.within = _is_reported(None), True
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        _QUIET.within = not before
 
 
 def _raised(run: Callable[[], Stopped | None]) -> Failure | None:

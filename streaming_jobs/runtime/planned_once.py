@@ -10,7 +10,6 @@ Both are counted by Spark's own metrics.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _LEAF = "LocalTableScanExec"
-_OTHER_LEAVES = frozenset({"FileSourceScanExec", "BatchScanExec", "RDDScanExec", "RangeExec", "OneRowRelationExec"})
-"""What a function may read beside the records. Any other leaf may hide records, such as that of a kept frame."""
+_OTHER_LEAVES = frozenset({"FileSourceScanExec", "BatchScanExec", "RangeExec", "OneRowRelationExec"})
+"""What a function may read beside the records. Any other leaf may hide records: that of a kept frame, or of an RDD."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class PlannedOnce:
             made = [frame._jdf for frame in frames(held)]
             plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
-            records = _Records.of(held)
+            records = _Records.of(spark._jvm, held)
             planned = cls(spark, [_node(plan, records) for plan in plans], [each.schema() for each in made], numbers)
             for node in planned.plans:
                 _Run(planned, ()).with_rows(node)
@@ -94,7 +93,7 @@ class PlannedOnce:
             return None
         except Py4JJavaError:
             raise
-        except Py4JError as error:
+        except (Py4JError, TypeError, ValueError) as error:
             log.info("each part of the batch is planned anew", reason=str(error))
             return None
         return planned
@@ -211,27 +210,24 @@ class _CannotBeParted(Exception):
 
 @dataclass(frozen=True)
 class _Records:
-    """How leaves with records are known: by the id of their first column; a copy of a leaf, which Spark makes for a
-    second use, by the names of all columns."""
+    """The sources by the first row of their leaves: each copy of a leaf that Spark makes has this very object."""
 
-    by_id: Mapping[int, str]
-    by_names: Mapping[tuple[str, ...], Sequence[str]]
+    jvm: Any
+    by_first_row: Mapping[int, str]
 
     @classmethod
-    def of(cls, held: Mapping[str, DataFrame]) -> _Records:
-        by_id, by_names = {}, defaultdict[tuple[str, ...], list[str]](list)
-        for name, frame in held.items():
-            (leaf,) = _each(frame._jdf.queryExecution().analyzed().collectLeaves())
-            by_id[_id(leaf)] = name
-            by_names[_columns(leaf)].append(name)
-        return cls(by_id, by_names)
+    def of(cls, jvm: Any, held: Mapping[str, DataFrame]) -> _Records:
+        leaves = {name: _each(frame._jdf.queryExecution().analyzed().collectLeaves()) for name, frame in held.items()}
+        return cls(jvm, {_identity(jvm, leaf.data()): name for name, (leaf,) in leaves.items()})
 
     def source_of(self, leaf: Any) -> str | None:
         """The source whose records a leaf has; None: it has others."""
-        names = self.by_names.get(_columns(leaf), ())
-        if len(names) > 1 and _id(leaf) not in self.by_id:
-            raise _CannotBeParted
-        return self.by_id.get(_id(leaf), names[0]) if names else None
+        return self.by_first_row.get(_identity(self.jvm, leaf.rows()))
+
+
+def _identity(jvm: Any, rows: Any) -> int:
+    """That of the first row; 0 without rows, of which any part is the same."""
+    return int(jvm.System.identityHashCode(rows.head())) if rows.nonEmpty() else 0
 
 
 def _node(plan: Any, records: _Records) -> _Node:
@@ -254,14 +250,6 @@ def _parted(plan: Any, records: _Records) -> _Node | Any:
     if kind not in _OTHER_LEAVES:
         raise _CannotBeParted
     return plan
-
-
-def _id(leaf: Any) -> int:
-    return int(leaf.output().head().exprId().id())
-
-
-def _columns(leaf: Any) -> tuple[str, ...]:
-    return tuple(str(each.name()) for each in _each(leaf.output()))
 
 
 def _each(scala: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.stored import StoredTable
@@ -25,7 +26,7 @@ Outcome = Literal["row", "no row", "redriven", "rebuilt", "dropped", "quarantine
 """What became of a record that was set aside.
 
 `redriven`: its rows do not name it, so that they are only counted. `rebuilt`: the windows that it belongs to were
-rebuilt from their records, with this one among them.
+rebuilt from their records, with this one among them; of a quarantined row: the rows of its slice were made anew.
 """
 PLACE: Mapping[Kind, tuple[str, str, str]] = {
     "dead letters": ("topic", "partition", "offset"),
@@ -36,6 +37,18 @@ PLACE: Mapping[Kind, tuple[str, str, str]] = {
 
 class RedriveOutdated(TransientError):
     """What a redrive has taken up is no longer set aside, or its tables have changed; select it anew."""
+
+
+@dataclass(frozen=True)
+class RedrivenRow:
+    """A quarantined row of a window, which names no record, and what became of it.
+
+    `at` is its value of the table's column of slices, `reason` the rules that it broke.
+    """
+
+    at: str
+    reason: str
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,12 @@ class RedrivenTable(Protocol):
 
     def take_out(self, kind: Kind, records: Sequence[RedrivenRecord], entry: LedgerEntry) -> int | None:
         """Take records out, or give dead letters their new reason, once; returns its version as `add` does."""
+
+    def within(self, ranges: Sequence[SliceRange]) -> pa.Table:
+        """Its rows of these ranges, as it is now."""
+
+    def replace(self, ranges: Sequence[SliceRange], rows: pa.Table, entry: LedgerEntry) -> int | None:
+        """Have these rows, and no other ones, in the ranges, once; returns its version as `add` does."""
 
 
 def redriven(table: StoredTable) -> RedrivenTable:

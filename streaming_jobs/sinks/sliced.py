@@ -18,6 +18,7 @@ from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.storage.locations import Location
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
@@ -52,6 +53,9 @@ class StagedSlice(Protocol):
 
     def after(self) -> DeltaTable:
         """The rebuilt rows."""
+
+    def quarantined(self) -> pa.Table | None:
+        """The computed rows of the slice that rules set aside, in memory; None without a rule that sets rows aside."""
 
     def change(self) -> Mapping[str, Any]:
         """The change that the slice makes to the table, as JSON."""

@@ -67,9 +67,11 @@ def stack_traces() -> Iterator[list[str]]:
     loggers = [PySparkLogger.getLogger(name) for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger")]
     for logger in loggers:
         logger.addHandler(handler)
-    yield written
-    for logger in loggers:
-        logger.removeHandler(handler)
+    try:
+        yield written
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 @pytest.mark.timeout(600)

@@ -20,6 +20,7 @@ from tests.support import diamond
 from tests.support.driver import Bench, command, produce, rows, session_of, until, variables
 from tests.support.things import thing
 from tests.support.topic_reader import committed
+from tests.support.waiting import meanwhile
 
 FLOWS = "tests.support.diamond"
 WRITER, READER = "first", "seen"
@@ -42,19 +43,12 @@ class Live:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        over = threading.Event()
-
-        def feed() -> None:
+        def feed(over: threading.Event) -> None:
             while not over.wait(0.1):
                 self.send(self.sent + 10)
 
-        thread = threading.Thread(target=feed)
-        thread.start()
-        try:
+        with meanwhile(feed):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def whole(self, mark: dict[int, int] | None = None) -> None:
         """Wait until the streams have read all things, and compare tables and topic with the truth."""

@@ -20,7 +20,7 @@ from tests.broker.conftest import BenchFactory
 from tests.broker.test_slices import running
 from tests.support import ROOT
 from tests.support.driver import Bench, command, driver, finished, rows, until, variables
-from tests.support.redrive_flows import hourly, priced
+from tests.support.redrive_flows import hourly, limited, priced
 
 FLOWS = "tests.support.redrive_flows"
 PRICES = [b"1", b"0.5", b"70", b"2.5", b"99.5", b"3", b"80", b"{"]
@@ -282,3 +282,116 @@ def test_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recove
     undone = recourse(made, topic, "recover", "undo", plan, "--yes")
     assert undone.returncode == 0, undone.stderr[-3000:]
     check_windows(made, NEVER, last=71.0)
+
+
+# Quarantined rows of windows: their slices are rebuilt, and the quarantine has what is set aside of them today.
+
+SUMS = [(0, 0, 5), (0, 1, 20), (1, 0, 60), (1, 1, 30), (80, 0, 55), (80, 1, 40), (960, 0, 20)]
+"""Hour, parity and amount of each record; the rows of hours 0, 1 and 80 are written, the last window is open."""
+
+
+def send_amounts(bench: Bench, topic: str, amounts: Sequence[tuple[int, int, int]]) -> None:
+    producer = Producer({"bootstrap.servers": bench.bootstrap, "enable.idempotence": True})
+    for hour, odd, amount in amounts:
+        at = START + timedelta(hours=hour)
+        value = f'{{"at": "{at:%Y-%m-%dT%H:%M:%SZ}", "amount": {amount}, "number": {odd}}}'
+        producer.produce(topic, value=value.encode(), partition=odd)
+    assert producer.flush(30) == 0
+
+
+def with_limits(bench: BenchFactory, topic: str) -> Bench:
+    """A home whose stream has set sums aside by a rule that was too strict; then a record came too late."""
+    made = bench()
+    made.topics.create(topic, 2)
+    send_amounts(made, topic, SUMS)
+    made.run(limited(topic, "wrong"))
+    send_amounts(made, topic, [(1, 0, 1)])
+    made.run(limited(topic, "wrong"))
+    assert sums_of(made) == ({(0, 0): 5}, {(0, 1): 20, (1, 0): 60, (1, 1): 30, (80, 0): 55, (80, 1): 40})
+    return made
+
+
+def sums_of(bench: Bench) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    """By hour and parity the sums in the table, and those in the quarantine; each is there once."""
+    found = []
+    for name in ("limited", "limited_quarantine"):
+        there = [
+            (((r["begin"] - START) // timedelta(hours=1), r["odd"]), r["total"]) for r in rows(bench.settings, name)
+        ]
+        found.append(dict(there))
+        assert len(found[-1]) == len(there)
+    return found[0], found[1]
+
+
+RIGHT = ({(0, 0): 5, (0, 1): 20, (1, 1): 30, (80, 1): 40}, {(1, 0): 61, (80, 0): 55})
+"""The sums with the rule of today, the late record among them."""
+
+
+@pytest.mark.timeout(300)
+def test_quarantined_rows_of_windows_become_rows_of_their_rebuilt_slices_once(
+    bench: BenchFactory, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, right = with_limits(bench, topic), limited(topic, "right")
+    tools = Tools(made.settings, made.topics, made.bootstrap, lambda: made.spark, waits=Waits(commit=60.0))
+
+    def replayed(*, dry_run: bool = False) -> RedriveReport:
+        return redrive(tools, right, "quarantine", choice(None, None, None, "small", None, None), dry_run=dry_run)
+
+    def killed(name: str, *_: object) -> None:
+        if name == "redrive_rebuilt":
+            raise Killed
+
+    before = sums_of(made)
+    assert replayed(dry_run=True).counts == {"rebuilt": 4, "quarantined": 1} and sums_of(made) == before
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("reprocessing.redrive.redrive.crash_point", killed)
+        replayed()
+    assert sums_of(made) == (RIGHT[0], before[1]), "no row leaves the quarantine before its slice is there"
+    report = replayed()
+    assert (report.outcome, report.counts) == ("committed", {"rebuilt": 4, "quarantined": 1})
+    assert report.rows == {"limited_quarantine": 1} and sums_of(made) == RIGHT
+    assert replayed().outcome == "nothing has changed" and sums_of(made) == RIGHT
+    verified = recourse(made, topic, "verify", "limited")
+    assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "point",
+    ["slice_asked:0", "slice_ended:0", *(f"redrive_{at}:0" for at in ("rebuilt", "staged", "asked", "next", "ended"))],
+)
+def test_a_replay_of_quarantined_windows_that_is_killed_is_simply_run_again(
+    bench: BenchFactory, topic: str, point: str
+) -> None:
+    made = with_limits(bench, topic)
+    killed = recourse(made, topic, "quarantine", "replay", "limited", RECOURSE_CRASH=f"limited:{point}")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done(made, topic, "quarantine", "replay", "limited")
+    assert sums_of(made) == RIGHT
+    verified = recourse(made, topic, "verify", "limited")
+    assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_quarantined_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recovery(
+    bench: BenchFactory, topic: str
+) -> None:
+    made = with_limits(bench, topic)
+    with running(made, limited(topic, "right")):
+        report = done(made, topic, "quarantine", "replay", "limited")
+        assert report["outcomes"] == {"rebuilt": 4, "quarantined": 1} and sums_of(made) == RIGHT
+    listed = done(made, topic, "quarantine", "list", "--redrives")
+    assert [(each["state"], each["records"]) for each in listed] == [("committed", 5)]
+    shown = done(made, topic, "quarantine", "show", "limited", "--redrive", listed[0]["id"])
+    assert {each["outcome"] for each in shown} == {"rebuilt", "quarantined"}
+    plan = done(made, topic, "recover", "plan", "limited", "--to-batch", "-1", "--max-changed", "100%")["id"]
+    applied = recourse(made, topic, "recover", "apply", plan, "--yes")
+    assert applied.returncode == 0, applied.stderr[-3000:]
+    assert sums_of(made)[0].keys() | sums_of(made)[1].keys() == RIGHT[0].keys() | RIGHT[1].keys()
+    undone = recourse(made, topic, "recover", "undo", plan, "--yes")
+    assert undone.returncode == 0, undone.stderr[-3000:]
+    assert sums_of(made) == RIGHT
+    verified = recourse(made, topic, "verify", "limited")
+    assert verified.returncode == 0, verified.stdout

@@ -31,6 +31,7 @@ from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
 from tests.support.driver import Bench, command, on_topic, rows, until
+from tests.support.waiting import meanwhile
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 FIRST = datetime(2013, 11, 1, tzinfo=UTC)
@@ -161,19 +162,16 @@ def row_wise(topic: str) -> Stream:
 @contextmanager
 def running(bench: Bench, stream: Stream) -> Iterator[StreamRunner]:
     """The stream runs in this process, looked after by a thread as a session's main thread does."""
-    runner, over = bench.start(stream, "continuous"), threading.Event()
+    runner = bench.start(stream, "continuous")
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         while not over.wait(0.05) and not runner.ended:
             runner.poll(bench.spark)
 
-    thread = threading.Thread(target=look)
-    thread.start()
     try:
-        yield runner
+        with meanwhile(look):
+            yield runner
     finally:
-        over.set()
-        thread.join()
         runner.request_stop()
         bench.finish(runner)
 

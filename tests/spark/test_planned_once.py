@@ -98,6 +98,16 @@ def test_each_source_has_its_part(spark: SparkSession) -> None:
     assert raised(planned.run([(BAD, BAD + 1)])) is not None
 
 
+def test_a_frame_of_the_function_with_the_columns_of_the_records_is_left_whole(spark: SparkSession) -> None:
+    def with_own(records: dict[str, DataFrame]) -> Sequence[DataFrame]:
+        own = spark.sql("SELECT * FROM VALUES (7L, 0L), (8L, 0L), (9L, 1L) AS own(n, bad)")
+        return [records["a"].select("n", "bad").unionByName(own)]
+
+    planned = PlannedOnce.of(spark, {"a": held(spark)}, with_own, {"a": NUMBERS})
+    assert planned is not None
+    assert sorted(row.n for row in planned.frames([(0, 2)])[0].collect()) == [0, 1, 7, 8, 9]
+
+
 ONE = ["division", "cast", "grouped", "looked_up"]
 """Runs of these stop exactly at the record."""
 WITHIN_A_BATCH = ["python", "pickled", "pandas"]
@@ -136,11 +146,14 @@ def test_records_that_a_plan_hides_or_leaves_out_are_not_run_in_parts(spark: Spa
         keeping.append(frame)
         return frame.unionByName(records.selectExpr("n", "bad AS m"))
 
+    def copied(records: DataFrame) -> DataFrame:
+        return divided(records.localCheckpoint()).unionByName(records.selectExpr("n", "bad AS m"))
+
     def none(records: DataFrame) -> DataFrame:
         return divided(records.where("false"))
 
     keeping: list[DataFrame] = []
-    for function in (subquery, kept, none):
+    for function in (subquery, kept, copied, none):
         planned = PlannedOnce.of(spark, {"a": held(spark)}, lambda r, f=function: [f(r["a"])], {"a": NUMBERS})  # type: ignore[misc]
         assert planned is None, function.__name__
     for frame in keeping:

@@ -53,6 +53,28 @@ def hourly(topic: str, code: str) -> Stream:
     return sums
 
 
+def limited(topic: str, code: str) -> Stream:
+    """Sums of the amounts by hour and parity; the code `wrong` sets those above 10 aside, `right` those above 50."""
+    source = KafkaTopic(
+        topic, value=Json({"at": "timestamp", "amount": "int", "number": "int"}), event_time="at", lateness="1 minute"
+    )
+    most = 10 if code == "wrong" else 50
+
+    @stream(
+        name="limited",
+        source=source,
+        sink=DeltaTable("limited", slices=Slices("begin", reach="1 hour")),
+        rules=[Holds(f"total <= {most}", name="small", on_fail="quarantine")],
+    )
+    def sums(events: DataFrame) -> DataFrame:
+        odd = F.expr("number % 2").alias("odd")
+        by_hour = events.groupBy(F.window("at", "1 hour"), odd).agg(F.sum("amount").alias("total"))
+        return by_hour.select(F.col("window.start").alias("begin"), "odd", "total")
+
+    return sums
+
+
 if "REDRIVE_TOPIC" in os.environ:
     flow = priced(os.environ["REDRIVE_TOPIC"], os.environ.get("REDRIVE_CODE", "right"))
+    rules_of_windows = limited(os.environ["REDRIVE_TOPIC"], os.environ.get("REDRIVE_CODE", "right"))
     windowed = hourly(os.environ["REDRIVE_TOPIC"], os.environ.get("REDRIVE_CODE", "right"))

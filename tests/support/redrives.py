@@ -5,21 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import write_deltalake
 
+from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
 from streaming_jobs.sinks.delta.log import noted
-from streaming_jobs.sinks.redriven import RedrivenRecord
+from streaming_jobs.sinks.redriven import RedrivenRecord, RedrivenRow
+from streaming_jobs.sinks.redriven import redriven as taking
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
 from tests.support.days import BEGIN, KINDS, Days
 
 LETTERS = "days_dead_letters"
 REASON = "malformed_json"
+_PLACE = (
+    ("_reason", pa.string()),
+    ("_topic", pa.string()),
+    ("_partition", pa.int32()),
+    ("_offset", pa.int64()),
+    ("_generation", pa.int32()),
+    ("_batch", pa.int64()),
+)
 
 
 def requests_of(life: Days) -> RedriveRequests:
@@ -63,6 +74,55 @@ def asked(life: Days, name: str, records: Sequence[RedrivenRecord], *, seconds: 
     requests_of(life).keep_rows(name, "days", rows)
     requests_of(life).ask(request)
     return request
+
+
+QUARANTINE = "days_quarantine"
+
+
+def with_quarantined(life: Days, *hours: int) -> Days:
+    """The stream with quarantined rows of windows, which name no record, at these hours."""
+    columns = {
+        "at": pa.array([BEGIN + timedelta(hours=hour) for hour in hours], KINDS.field("at").type),
+        "n": pa.array(hours, pa.int64()),
+        "_rules": pa.array([["small"]] * len(hours), pa.list_(pa.string())),
+        **{name: pa.nulls(len(hours), kind) for name, kind in _PLACE},
+    }
+    entry = LedgerEntry("upkeep", "days", QUARANTINE, 1, -1, note="rows of the test")
+    table = life.settings.tables / QUARANTINE
+    write_deltalake(str(table), pa.table(columns), mode="append", schema_mode="merge", commit_properties=noted(entry))
+    return life
+
+
+def asked_for_windows(life: Days, name: str, first: int, last: int, stays: Sequence[int] = ()) -> RedriveRequest:
+    """A redrive that waits: the slice of these hours, the last one not in it, was rebuilt, and some rows stay aside."""
+    chosen = SliceRange("at", "timestamp", BEGIN + timedelta(hours=first), BEGIN + timedelta(hours=last))
+    there = taking(open_tables(life.settings, life.stream)[QUARANTINE]).within([chosen])
+    rows = there.filter(pc.is_in(there["n"], pa.array(stays, pa.int64())))
+    entry = LedgerEntry("redrive", "days", QUARANTINE, life.record.generation, 0, plan=name, note="rows")
+    part = replace(entry, rows={"before": there.num_rows, "after": rows.num_rows}).encode()
+    windows = tuple(
+        RedrivenRow(f"hour {n}", "small", "quarantined" if n in stays else "rebuilt") for n in there["n"].to_pylist()
+    )
+    request = RedriveRequest(
+        name,
+        "days",
+        "quarantine",
+        QUARANTINE,
+        (),
+        (RedrivePart(QUARANTINE, "replace", part),),
+        time.time() + 60.0,
+        {},
+        windows=windows,
+        ranges=(chosen.encode(),),
+    )
+    requests_of(life).keep_rows(name, QUARANTINE, rows)
+    requests_of(life).ask(request)
+    return request
+
+
+def quarantined(life: Days) -> list[int]:
+    """The hours of the quarantined rows."""
+    return sorted(life.stored(QUARANTINE).readable().to_pyarrow_table()["n"].to_pylist())
 
 
 def carry_out(life: Days) -> None:

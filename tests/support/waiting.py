@@ -1,9 +1,11 @@
-"""Waiting in tests: for a condition, with a deadline."""
+"""Waiting in tests: for a condition, with a deadline; and what goes on meanwhile."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,3 +18,16 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
         time.sleep(0.05)
     return value
+
+
+@contextmanager
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs `work` in a thread during the block; it has to end once the event that it gets is set."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

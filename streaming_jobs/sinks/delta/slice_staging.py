@@ -4,9 +4,10 @@
                                  /before    the rows of the slice as they are
                                  /rest      the other rows of these files
                                  /after     the rebuilt rows
+                                 /aside     the rows that rules of today set aside, in the columns of a quarantine
 
-Each is an ordinary Delta table with the columns, partitions and bounds of the real one, so their files can become files
-of that one. Readers skip the folder.
+Each is an ordinary Delta table; all but the last one have the columns, partitions and bounds of the real one, so their
+files can become files of that one. Readers skip the folder.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -32,6 +34,7 @@ from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import CommitRefused
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.content import DeltaContent, make_table
@@ -41,6 +44,7 @@ from streaming_jobs.sinks.delta.replace_rows import rename_unencoded
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.table_files import TableFile, on_disk, table_files
 from streaming_jobs.sinks.delta.writers import prepare_write
+from streaming_jobs.sinks.schemas import quarantine_of
 from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
 from streaming_jobs.storage.locations import (
     delta_options,
@@ -52,9 +56,11 @@ from streaming_jobs.storage.locations import (
     remove_tree,
     sync_location,
 )
+from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
     from pyspark.sql import Column, DataFrame
 
     from streaming_jobs.sinks.base import PendingWrite
@@ -102,7 +108,7 @@ class DeltaStagedSlice:
         parts = tuple(self.sink.handle.metadata().partition_columns)
         content = DeltaContent(touched, self.sink.path, self.sink.handle.schema().to_json(), parts)
         make_table(self.folder / "touched", self.sink.name, content, self.sink.stream, CommitProperties())
-        inside, names = _sql(chosen), ", ".join(quoted(f.name, "datafusion") for f in self.sink.schema.fields)
+        inside, names = sql_condition(chosen), ", ".join(quoted(f.name, "datafusion") for f in self.sink.schema.fields)
         data = QueryBuilder().register("t", delta_table(self.folder / "touched"))
         written = column_bounds.writer_properties(self.sink.schema)
         for target, condition in ((before, inside), (rest, f"({inside}) IS NOT TRUE")):
@@ -113,13 +119,15 @@ class DeltaStagedSlice:
     def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
         """Compute the rows and stage the slice's rows: through the driver, or the executors if they are too many.
 
-        Rows that rules set aside are left out, as dropped ones are: the quarantine has them since their batch.
+        Rows that rules set aside are staged apart (`quarantined`): the quarantine has its rows since their batch.
         """
         target = DeltaSink(self.folder / "after", self.sink.declared, self.sink.stream, self._empty("after"))
-        dropping = RowRules(
-            tuple(replace(rule, on_fail="drop") if rule.on_fail == "quarantine" else rule for rule in rules.rules)
-        )
-        frame = fitted(self.sink.declared, self.sink.schema, rows, topics, dropping).where(_condition(chosen))
+        quarantine = None
+        if rules.bits("quarantine"):
+            columns = Schema.from_json(quarantine_of(self.sink.name, self.sink.schema).json())
+            aside = self._empty("aside", columns, partition_by=())
+            quarantine = DeltaSink(self.folder / "aside", Declared(self.sink.name), self.sink.stream, aside)
+        frame = fitted(self.sink.declared, self.sink.schema, rows, topics, rules).where(_condition(chosen))
 
         def prepared(*, driver: bool) -> PendingWrite:
             return prepare_write(
@@ -129,7 +137,8 @@ class DeltaStagedSlice:
                 spark_commits=False,
                 batch=(0, 0),
                 topics=topics,
-                rules=dropping,
+                rules=rules,
+                quarantine=quarantine,
             )
 
         try:
@@ -139,14 +148,19 @@ class DeltaStagedSlice:
                 raise
             pending = prepared(driver=False)
         refused = pending.rejected.num_rows if pending.rejected is not None else 0
-        pending.commit(LedgerEntry("batch", self.sink.stream, self.sink.name, 1, 0))
-        return Rebuilt(pending.rows, pending.outcome.dropped, refused)
+        for write in (*pending.before, pending):
+            write.commit(LedgerEntry("batch", self.sink.stream, self.sink.name, 1, 0))
+        return Rebuilt(pending.rows, pending.outcome.dropped + sum(each.rows for each in pending.before), refused)
 
     def before(self) -> DeltaTable:
         return delta_table(self.folder / "before")
 
     def after(self) -> DeltaTable:
         return delta_table(self.folder / "after")
+
+    def quarantined(self) -> pa.Table | None:
+        folder = self.folder / "aside"
+        return table_rows.rows(folder) if DeltaTable.is_deltatable(str(folder), delta_options(folder)) else None
 
     def change(self) -> Mapping[str, Any]:
         """The files to remove and to add; they are on disk when this returns."""
@@ -167,14 +181,15 @@ class DeltaStagedSlice:
     def _files(self) -> dict[str, TableFile]:
         return table_files(self.sink.path, self.version)
 
-    def _empty(self, part: str) -> DeltaTable:
-        """A table without rows, like the real one."""
+    def _empty(self, part: str, columns: Schema | None = None, partition_by: Sequence[str] | None = None) -> DeltaTable:
+        """A table without rows, with the columns and partitions of the real one unless others are named."""
         bounded = self.sink.handle.metadata().configuration.get(column_bounds.PROPERTY)
         path = self.folder / part
+        parts = self.sink.handle.metadata().partition_columns if partition_by is None else partition_by
         return DeltaTable.create(
             str(path),
-            Schema.from_json(self.sink.handle.schema().to_json()),
-            partition_by=list(self.sink.handle.metadata().partition_columns) or None,
+            columns or Schema.from_json(self.sink.handle.schema().to_json()),
+            partition_by=list(parts) or None,
             configuration={column_bounds.PROPERTY: bounded} if bounded is not None else None,
             raise_if_key_not_exists=False,
             storage_options=delta_options(path),
@@ -192,9 +207,7 @@ class DeltaStagedSlice:
         data = pq.ParquetFile(opened_for_reading(on_disk(self.sink.path, file.path)))
         if chosen.column not in data.schema_arrow.names:
             return False
-        column = data.read(columns=[chosen.column])[chosen.column]
-        low, high = (pc.cast(_scalar(value), column.type) for value in (low, high))
-        return bool(pc.any(pc.and_(pc.greater_equal(column, low), pc.less(column, high))).as_py())
+        return bool(pc.any(_inside(data.read(columns=[chosen.column])[chosen.column], chosen)).as_py())
 
 
 def _outside(file: TableFile, chosen: SliceRange) -> Iterator[bool]:
@@ -221,11 +234,7 @@ def _bound(text: object, kind: str) -> Any:
         return None
 
 
-def _scalar(value: date | datetime) -> Any:
-    return pa.scalar(value)
-
-
-def _sql(chosen: SliceRange) -> str:
+def sql_condition(chosen: SliceRange) -> str:
     """DataFusion's condition for the rows of the slice."""
     low, high = (_literal(bound, chosen.kind) for bound in chosen.bounds)
     name = quoted(chosen.column, "datafusion")
@@ -242,6 +251,21 @@ def _literal(value: Any, kind: str) -> str:
 
 def _micros(at: datetime) -> int:
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def rows_within(data: Dataset, ranges: Sequence[SliceRange]) -> pa.Table:
+    """The rows of a table in any of the ranges, in memory."""
+    parts = []
+    for batch in data.to_batches():
+        rows = pa.Table.from_batches([batch])
+        inside = [_inside(rows[chosen.column], chosen) for chosen in ranges]
+        parts.append(rows.filter(reduce(pc.or_, inside, pa.scalar(value=False))))
+    return pa.concat_tables(parts) if parts else data.schema.empty_table()
+
+
+def _inside(column: pa.ChunkedArray, chosen: SliceRange) -> Any:
+    low, high = (pc.cast(pa.scalar(value), column.type) for value in chosen.bounds)
+    return pc.and_(pc.greater_equal(column, low), pc.less(column, high))
 
 
 def _condition(chosen: SliceRange) -> Column:

@@ -26,6 +26,7 @@ from reprocessing.plan.affected_streams import (
     still_void,
     through_tables,
 )
+from reprocessing.plan.journal import journal_of
 from reprocessing.plan.plan import RecoveryPlan, StreamRecoveryPlan
 from reprocessing.plan.plan_file import load
 from reprocessing.plan.planner import RecoveryRequest, make_plan
@@ -118,6 +119,29 @@ def test_the_writer_of_a_topic_is_followed_and_its_reader_replayed_after_it(plan
     assert "to append" not in explain(plan) and "and stands still" not in explain(plan)
     alone = replace(plan, streams=(plan.of("things"),))
     assert [each.stream for each in alone.followed] == ["things"], "nothing is appended to its topic"
+
+
+def test_a_plan_says_how_long_an_append_takes_by_the_rate_of_the_newest_one_that_tells(
+    reader: Life, planned: Planned
+) -> None:
+    def appended(records: int, seconds: float) -> RecoveryPlan:
+        plan = planned(Topics(end=60))
+        found = {"records": 9_000, "appended": records, "seconds": seconds}
+        for stream in plan.names:
+            journal_of(reader.settings, plan.id).write("append_records", "done", found, stream=stream)
+        journal_of(reader.settings, plan.id).write("abort", "done")
+        return plan
+
+    assert appended(9_000, 1.0).of("others").append_rate is None
+    assert appended(2_000, 4.0).of("others").append_rate == 9_000.0
+    assert appended(999, 0.5).of("others").append_rate == 500.0, "the rate of the plan before"
+    assert appended(5_000, 0.0).of("others").append_rate == 500.0
+    plan = planned(Topics(end=60))
+    assert (plan.of("others").append_rate, plan.of("things").append_rate) == (500.0, None)
+    orders = tuple(replace(topic, name="orders") for topic in plan.of("others").saw.topics)
+    writer = replace(plan.of("others"), saw=replace(plan.of("others").saw, topics=orders))
+    text = explain(one := replace(plan, streams=(writer, plan.of("things"))), stages_of(one, beside=True))
+    assert "for 30 offsets at 500 a second, as in the recovery before" in text
 
 
 def test_a_stream_that_cannot_go_along_has_three_ways(reader: Life, planned: Planned) -> None:

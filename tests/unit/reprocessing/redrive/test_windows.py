@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from reprocessing.redrive import windows as module
 from reprocessing.redrive.redrive import checked
 from reprocessing.redrive.refusals import refused_rows
 from reprocessing.redrive.run import Made
-from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_windows, span_of
+from reprocessing.redrive.window_rows import settled
+from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_rows, rebuild_windows, span_of
 from reprocessing.slices.rebuild import CheckedLetters, Tools
 from reprocessing.slices.spans import MOST_DAYS, TimeSpan
 from streaming_jobs import DeltaTable, Holds, Stream
@@ -81,6 +83,7 @@ class TableSlices:
     def __init__(self, lost: Collection[tuple[str, int]] = (), first: int = 0, end: int = 1000) -> None:
         self.lost, self.read = lost, OffsetRange("days", TOPIC_ID, {0: first}, {0: end})
         self.rebuilt: dict[str, list[CheckedLetters]] = {}
+        self.borders: list[tuple[str, ...]] = []
 
     def offsets(self, _: Tools, table: Sliceable, *border: str) -> OffsetRange:
         assert not self.rebuilt, "which records fit is known before the first rebuild"
@@ -92,6 +95,14 @@ class TableSlices:
     def rebuild(self, _: Tools, table: Sliceable, *__: str, letters: CheckedLetters, dry_run: bool) -> Any:
         assert not dry_run
         self.rebuilt.setdefault(table.table.name, []).append(letters)
+        return SimpleNamespace(offsets=self.read)
+
+    def rebuild_rows(self, _: Tools, __: Sliceable, *border: str, keep: Any, dry_run: bool) -> Any:
+        """A rebuild that is tried twice: what the first attempt has set aside does not count."""
+        assert not dry_run
+        self.borders.append(border)
+        for rows in (None, pa.table({"at": [border[0]]})):
+            keep(SimpleNamespace(quarantined=lambda rows=rows: rows))
         return SimpleNamespace(offsets=self.read)
 
 
@@ -143,20 +154,72 @@ def test_a_record_that_one_table_has_to_leave_is_put_into_no_table(
     assert slices.rebuilt == {name: [CheckedLetters({(0, 1)})] for name in ("days", "other")}
 
 
+def test_the_slices_of_quarantined_rows_are_those_of_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = TableSlices({("days", 3)})
+    monkeypatch.setattr(module, "slice_offsets", slices.offsets)
+    monkeypatch.setattr(module, "rebuild", slices.rebuild_rows)
+    monkeypatch.setattr(module, "passed_watermark", lambda *_: at(1000))
+    monkeypatch.setattr(module, "column_kind", lambda *_: "timestamp")
+    life = Days.of(tmp_path, 1)
+    tools = Tools(life.settings, None, "", None)  # type: ignore[arg-type]
+    values = [at(1), None, at(1), at(72), at(2.5).replace(tzinfo=None), at(1000)]
+    found, today = rebuild_rows(tools, life.record, sliceable(life.stream, "days"), values, dry_run=False)
+    assert slices.borders == [("2013-03-01T01:00:00+00:00", "2013-03-01T02:31:00+00:00")]
+    assert "null" in found.left[1] and "offsets are gone" in found.left[3] and "windows are open" in found.left[5]
+    assert set(found.left) == {1, 3, 5} and found.open == {5} and len(found.slices) == 1
+    ((chosen, rows),) = ((each.chosen, each.rows) for each in today)
+    assert (chosen.begin, chosen.end) == (at(1), at(2.5) + timedelta(minutes=1))
+    assert rows is not None and rows["at"].to_pylist() == ["2013-03-01T01:00:00+00:00"]
+
+
+def quarantined(*rows: tuple[float, float, str], batch: int = 1) -> pa.Table:
+    """Rows by hour, value and rule, in the columns of a quarantine."""
+    return pa.table(
+        {
+            "at": [at(hour) for hour, _, _ in rows],
+            "total": [float(total) for _, total, _ in rows],
+            "_rules": [[rule] for _, _, rule in rows],
+            "_reason": ["in words"] * len(rows),
+            **{name: pa.nulls(len(rows), pa.int64()) for name in ("_topic", "_partition", "_offset")},
+            "_generation": [1] * len(rows),
+            "_batch": [batch] * len(rows),
+        }
+    )
+
+
+def test_the_quarantine_gets_what_is_set_aside_of_the_slices_today() -> None:
+    nan = float("nan")
+    there = quarantined((1, 10, "small"), (2, 60, "small"), (3, 70, "small"), (3, 70, "small"), (4, nan, "small"))
+    today = [quarantined((2, 61, "small"), (3, 70, "small"), batch=9), quarantined((4, nan, "small"), batch=9)]
+    found = settled(there, today, "at")
+    assert [each.outcome for each in found.windows] == ["rebuilt", "rebuilt", "quarantined", "rebuilt", "quarantined"]
+    assert {each.at for each in found.windows} == {at(hour).isoformat() for hour in (1, 2, 3, 4)}
+    assert found.rows["_batch"].to_pylist() == [1, 1, 9] and found.rows["total"].to_pylist()[2] == 61
+    assert found.came == 1 and found.changes
+    again = settled(found.rows, today, "at")
+    assert not again.changes and again.rows.num_rows == 3
+    other_rule = settled(there.slice(0, 1), [quarantined((1, 10, "large"))], "at")
+    assert other_rule.changes and other_rule.rows["_rules"].to_pylist() == [["large"]]
+
+
 def test_a_slice_reads_letters_that_are_good_now_and_leaves_out_those_that_raise_now() -> None:
     letters = dict.fromkeys([(0, 1), (0, 2)])
     assert set(CheckedLetters().aside(letters)) == {(0, 1), (0, 2)}
     assert set(CheckedLetters({(0, 1)}, {(0, 3)}).aside(letters)) == {(0, 2), (0, 3)}
 
 
-def test_only_dead_letters_of_streams_whose_tables_all_have_slices_are_redriven(tmp_path: Path) -> None:
+def test_dead_letters_need_slices_of_all_tables_and_quarantined_rows_those_of_theirs(tmp_path: Path) -> None:
     life = Days.of(tmp_path, 1)
     life.save(replace(life.record, state_fingerprint={"aggregate": "sum"}))
+    rules = {name: [Holds("n > 0", on_fail="quarantine")] for name in ("days", "other")}
+    two = replace(life.stream, sinks={**life.stream.sinks, "other": DeltaTable("other")}, rules=rules)
     assert checked(life.settings, life.stream, "dead letters").stream == "days"
-    with pytest.raises(UsageError, match="quarantined row of a window") as refused:
-        checked(life.settings, life.stream, "quarantine")
+    assert checked(life.settings, two, "quarantine", table="days").stream == "days"
+    with pytest.raises(UsageError, match="keeps state.*table other declares no slices") as refused:
+        checked(life.settings, two, "quarantine", table="other")
     assert "recourse recover plan days" in refused.value.next_step
-    two = replace(life.stream, sinks={**life.stream.sinks, "other": DeltaTable("other")})
     with pytest.raises(UsageError, match="keeps state.*table other declares no slices") as refused:
         checked(life.settings, two, "dead letters")
     assert "recourse recover plan days --to-batch" in refused.value.next_step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from reprocessing.plan.plan_file import load
 from reprocessing.plan.targets import Target
 from reprocessing.report.page import report_of
 from reprocessing.stages import beside
-from reprocessing.stages.beside import CannotCatchUp, Paced, follow, goal_of, reason_to_stop_first
+from reprocessing.stages.beside import CannotCatchUp, LiveBatches, Paced, follow, goal_of, reason_to_stop_first
 from reprocessing.stages.recovery import Recovery, RecoveryContext, RecoveryEvents
 from reprocessing.stages.stages import AuditRefused, stages_now
 from streaming_jobs.errors import PreflightRefused, UsageError
@@ -28,6 +29,7 @@ from streaming_jobs.preflight.snapshot import ledger_file
 from streaming_jobs.state.lease import acquire
 from streaming_jobs.state.requests import STAND_BY, STOP
 from tests.support.life import STREAM, TOPIC, Life, recovery
+from tests.support.waiting import meanwhile
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +88,13 @@ def test_plans_that_need_their_streams_stopped_say_why(
 def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(
     life: Life, plan: StreamRecoveryPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, rounds, times = [0.0], list[int](), iter([300.0, 40.0, 5.0, 20.0, 21.0, 22.0, 23.0])
+    now, rounds, yields, times = [0.0], list[int](), list[bool](), iter([300.0, 40.0, 5.0, 20.0, 21.0, 22.0, 23.0])
 
     def run_to(context: RecoveryContext, ends: Any, replan: Any, steps: Any, **_: Any) -> tuple[None, int]:
         assert steps == replan.then.steps and steps[-1] == ends, "sources end batches where they are compared"
         now[0] += next(times)
         rounds.append(ends[TOPIC][0])
+        yields.append(replan.slow_down is not None)
         life.batch(6 + len(rounds) - 1)
         return None, ends[TOPIC][0]
 
@@ -101,6 +104,7 @@ def test_rounds_end_with_a_short_one_and_a_replay_that_falls_behind_is_told(
     assert rounds == [50, 60, 70] and (found["rounds"], found["batch"]) == (3, 6)
     with pytest.raises(CannotCatchUp, match="does not catch up"):
         follow(context_of(life, plan))
+    assert yields[3:] == [True, True, False, False], "a replay that falls behind no longer yields"
 
 
 def test_a_paced_replay_pauses_as_long_as_it_has_worked_but_never_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,23 +118,65 @@ def test_a_paced_replay_pauses_as_long_as_it_has_worked_but_never_for_long(monke
     assert pauses == [3.0, 10.0]
 
 
+@pytest.mark.parametrize(
+    ("slower", "shares"),
+    [
+        ([None, 1.2, 1.0], [0.5, 0.5, 0.5]),
+        ([2.0, 2.0, 2.0, 2.0, 2.0], [0.4, 0.32, 0.256, 0.25, 0.25]),
+        ([2.0, 1.2, 1.0, 1.0], [0.4, 0.4, 0.5, 0.5]),
+        ([2.0, None], [0.4, 0.5]),
+    ],
+)
+def test_a_replay_yields_while_the_streams_batches_are_slower_and_never_below_half_its_pace(
+    monkeypatch: pytest.MonkeyPatch, slower: list[float | None], shares: list[float]
+) -> None:
+    now, pauses, found = [0.0], list[float](), iter(slower)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", pauses.append)
+    paced = Paced(None, 0.5, lambda: next(found))
+    assert not paced(None, 0)  # type: ignore[arg-type]
+    for _ in slower:
+        now[0] += 1.0
+        paced(None, 1)  # type: ignore[arg-type]
+    assert pauses == pytest.approx([1 / share - 1 for share in shares])
+    assert Paced(None, 1.0, lambda: 9.0)._next_share() == 1.0, "a replay that need not wait does not"
+
+
+def test_a_streams_batches_are_compared_with_those_before_the_replay_was_begun(
+    life: Life, plan: StreamRecoveryPlan
+) -> None:
+    context, ledger = context_of(life, plan), ledger_file(life.settings, STREAM.name)
+
+    def batches(first: int, seconds: float, count: int, records: int = 10) -> None:
+        for number in range(first, first + count):
+            offsets = replace(life.offsets(5), start={0: 0}, end={0: records})
+            ledger.append(replace(life.entry(6), batch=number, offsets=(offsets,)), {}, seconds=seconds)
+
+    batches(10, 9.0, 20)
+    batches(30, 2.0, 30)
+    time.sleep(0.01)
+    context.journal.write("follow", "begun")
+    assert LiveBatches.of(context).slow_down() is None
+    batches(60, 3.0, 40)
+    batches(100, 50.0, 9, records=11)
+    context.journal.write("follow", "begun")
+    assert LiveBatches.of(context).slow_down() == 1.5, "a replay that is resumed knows them, larger ones do not count"
+    batches(109, 2.0, 15)
+    assert LiveBatches.of(context).slow_down() == 1.0, "only the newest ones"
+
+
 @contextmanager
 def running(life: Life) -> Iterator[None]:
     """A session holds the stream until it is asked to stop, and for the block at most."""
-    lease, over = acquire(life.settings, STREAM.name, purpose="session"), threading.Event()
+    lease = acquire(life.settings, STREAM.name, purpose="session")
 
-    def session() -> None:
+    def session(over: threading.Event) -> None:
         while not over.wait(0.02) and not STOP.asked(life.settings, STREAM.name):
             pass
         lease.release()
 
-    thread = threading.Thread(target=session)
-    thread.start()
-    try:
+    with meanwhile(session):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.fixture

@@ -130,11 +130,12 @@ RANGES = {
 def test_records_are_appended_in_the_order_of_their_batches_and_noted(context: Any) -> None:
     assert records_staged(context) == 5
     found = append_records(context)
-    assert context.written.values() == ALL and found["records"] == 5
+    assert context.written.values() == ALL and (found["records"], found["appended"]) == (5, 5)
     assert noted(context) == RANGES
     assert [r.headers() for r in context.written.cluster.of("a")][1] == [("recourse.batch", b"5")]
-    append_records(context)
+    again = append_records(context)
     assert context.written.values() == ALL, "a stage may run again"
+    assert (again["records"], again["appended"]) == (5, 0), "its seconds are not those of the first run's records"
 
 
 @pytest.mark.parametrize("point", ["recover_append_written", "recover_append_next"])

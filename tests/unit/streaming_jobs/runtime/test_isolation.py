@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.logger import PySparkLogger
 
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising
+from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising, unreported
 from streaming_jobs.runtime.kept_records import Places
 from streaming_jobs.sources.base import Span
 
@@ -154,3 +157,23 @@ def test_numbers_are_the_offsets_of_a_batch_topic_by_topic_and_partition_by_part
     ]
     assert places.within([(1, 3), (6, 8)]) == [("a", 0, 11, 12), ("a", 1, 5, 6), ("a", 2, 1, 3)]
     assert places.numbers("a", np.array([2, 0, 1, 1]), np.array([1, 11, 7, 5])).tolist() == [6, 1, 4, 2]
+
+
+def test_stack_traces_of_other_threads_are_still_written() -> None:
+    written: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: written.append(record.getMessage())  # type: ignore[method-assign]
+    logger = PySparkLogger.getLogger("DataFrameQueryContextLogger")
+    logger.addHandler(handler)
+    try:
+        with unreported():
+            with unreported():
+                logger.error("searched")
+            logger.error("searched still")
+            thread = threading.Thread(target=logger.error, args=("another stream's",))
+            thread.start()
+            thread.join()
+        logger.error("afterwards")
+    finally:
+        logger.removeHandler(handler)
+    assert written == ["another stream's", "afterwards"]
