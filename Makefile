@@ -57,16 +57,17 @@ VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
 CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
 	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
-# What is quick goes first; each kind has processes of its own, since they share nothing. Unit tests use all cores, Spark's
-# two. With the broker and Dagster three processes keep two cores busy (they wait for other processes in between, and take
-# 2 GB each); a file's tests stay in one of them, the longest files first (tests/longest_first.txt; xdist by itself begins
-# with the files of the most tests). A kind is named by its folder: by its mark, each process would import the tests of all
-# kinds first, which takes 20 s.
+# Each kind has processes of its own, since they share nothing. Spark's tests keep two cores busy. With the broker and Dagster
+# three processes do not (they wait for other processes in between, and take 2 GB each), so the unit tests run beside them, at
+# low priority; what these print comes last. A file's tests stay in one process, the longest files first
+# (tests/longest_first.txt; xdist by itself begins with the files of the most tests). A kind is named by its folder: by its
+# mark, each process would import the tests of all kinds first, which takes 20 s.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-TESTS := each unit $(BIN)/pytest tests/unit -m "not long" --numprocesses auto --dist worksteal; \
-	each spark $(BIN)/pytest tests/spark -m "not long" --numprocesses 2 --dist worksteal; \
+TESTS := each spark $(BIN)/pytest tests/spark -m "not long" --numprocesses 2 --dist worksteal; \
+	printed=$$(mktemp); nice $(BIN)/pytest tests/unit -m "not long" --numprocesses 1 > $$printed 2>&1 & unit=$$!; \
 	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 3 $(BY_FILE); \
-	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 3 $(BY_FILE)
+	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 3 $(BY_FILE); \
+	wait $$unit || red="$$red unit"; cat $$printed; rm $$printed
 
 long: setup
 	$(BIN)/pytest -m long

@@ -313,13 +313,15 @@ class LedgerFile:
             self._append(datetime.now(UTC), lines, durable=True)
 
     def _roll_aside(self, today: Path) -> None:
-        """Roll the files before today's in a thread; after a kill, the next driver rolls the rest.
+        """Roll the files beside today's in a thread; after a kill, the next driver rolls the rest.
 
-        The thread is not a daemon: an interpreter that ends in order waits for it.
+        They are listed before it begins: it may be slow, and would take tomorrow's file, to which lines are added, for
+        one of the past. The thread is not a daemon: an interpreter that ends in order waits for it.
         """
         assert isinstance(self.folder, Path)
-        if any(path != today for path in self.folder.glob("*.jsonl")) and self.rolled(0):
-            self._state.rolling = threading.Thread(target=self._rolling, args=(today.name,), name="ledger")
+        past = [path for path in self.folder.glob("*.jsonl") if path != today]
+        if past and self.rolled(0):
+            self._state.rolling = threading.Thread(target=self._rolling, args=(past,), name="ledger")
             self._state.rolling.start()
 
     def rolled(self, seconds: float | None = None) -> bool:
@@ -328,16 +330,16 @@ class LedgerFile:
             self._state.rolling.join(seconds)
         return self._state.rolling is None or not self._state.rolling.is_alive()
 
-    def _rolling(self, today: str) -> None:
+    def _rolling(self, past: Sequence[Path]) -> None:
         try:
-            self.roll(datetime.now(UTC), today)
+            self.roll(datetime.now(UTC), past)
         except OSError as error:  # the day stays as it is, and the next driver or day tries again
             log.warning("the ledger of a past day was not compressed", folder=str(self.folder), reason=str(error)[:300])
 
-    def roll(self, now: datetime, today: str = "") -> None:
-        """Compress the files of past days and remove those older than the retention; the newest day stays."""
+    def roll(self, now: datetime, past: Sequence[Path]) -> None:
+        """Compress files of past days and remove those older than the retention; the newest day stays."""
         assert isinstance(self.folder, Path)
-        for path in sorted(path for path in self.folder.glob("*.jsonl") if path.name != today):
+        for path in sorted(past):
             packed = path.with_suffix(".jsonl.gz")
             partial = packed.with_suffix(".partial")
             partial.touch(mode=0o600)

@@ -353,7 +353,7 @@ def test_a_day_in_memory_is_places_in_its_file_and_not_its_text(ledger: LedgerFi
     made = [many(batch, batch % 7, partitions=1_000) for batch in range(200)]
     for each in made:
         ledger.append(each, {})
-    ledger.roll(datetime.now(UTC))
+    ledger.roll(datetime.now(UTC), [*ledger.folder.glob("*.jsonl")])
     tracemalloc.start()
     (day,) = ledger.days(STREAM)
     used = tracemalloc.get_traced_memory()[0]
@@ -404,7 +404,7 @@ def test_past_days_are_compressed_beside_the_batch_however_old_the_only_one_is(
 ) -> None:
     ledger.folder.mkdir()
     (ledger.folder / "2001-01-01.jsonl").write_text("")
-    ledger.roll(datetime.now(UTC))
+    ledger.roll(datetime.now(UTC), [*ledger.folder.glob("*.jsonl")])
     assert [f.name for f in ledger.folder.iterdir()] == ["2001-01-01.jsonl.gz"]
     ledger.append(entry(0), {PRIMARY: 1})
     today = next(ledger.folder.glob("*.jsonl"))
@@ -421,6 +421,8 @@ def test_past_days_are_compressed_beside_the_batch_however_old_the_only_one_is(
     driver = LedgerFile(ledger.folder)
     driver.append(entry(1), {PRIMARY: 2})  # returns although the day before is not compressed yet
     assert past.exists() and not driver.rolled(0)
+    tomorrow = ledger.folder / f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}.jsonl"
+    tomorrow.write_text("")  # lines are added to it while the day before is compressed late
     go.set()
     assert driver.rolled(20)
-    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name]
+    assert sorted(f.name for f in ledger.folder.iterdir()) == [f"{past.name}.gz", today.name, tomorrow.name]
