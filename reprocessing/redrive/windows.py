@@ -30,6 +30,7 @@ from reprocessing.slices.rebuild import (
 )
 from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, borders, each_slice
 from streaming_jobs.declare.slices import SliceRange, slice_range
+from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
@@ -122,17 +123,24 @@ def rebuild_rows(
         elif _is_closed(table, number, span := span_of_value(table, kind, value), watermark, found):
             spans[number] = span
     planned, today = list(_fitting(tools, table, spans, found)), list[SetAsideToday]()
-    for parts, _ in planned:
+    for at, (parts, _) in enumerate(planned):
         begin, end = borders(table, list(parts))
         staged: list[pa.Table | None] = []
         keep = partial(_keep_quarantined, staged)
-        found.slices.append(rebuild(tools, table, begin, end, dry_run=dry_run, keep=keep))
-        today.append(SetAsideToday(slice_range(table.slices, kind, begin, end), staged[-1]))  # that of the last attempt
+        try:
+            found.slices.append(rebuild(tools, table, begin, end, dry_run=dry_run, keep=keep))
+        except RecourseError as error:
+            if not today:
+                raise
+            rest = (number for left, _ in planned[at:] for numbers in left.values() for number in numbers)
+            found.left |= dict.fromkeys(rest, f"the rebuild of its slice, or of one before it, failed: {error.found}")
+            break  # the quarantine gets what belongs to the slices that are rebuilt
+        today.append(SetAsideToday(slice_range(table.slices, kind, begin, end), staged[-1]))
     return found, today
 
 
 def _keep_quarantined(staged: list[pa.Table | None], rebuilt: StagedSlice) -> None:
-    staged.append(rebuilt.quarantined())
+    staged[:] = [rebuilt.quarantined()]  # those of the last attempt
 
 
 def closed(

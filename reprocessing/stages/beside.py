@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -58,7 +59,7 @@ _NICENESS = 10
 _LONGEST_PAUSE = 10.0
 _SLOWER, _AS_FAST, _STEP = 1.25, 1.1, 0.8
 """How much slower a running stream's batches may become; below the second bound the replay has more of the time."""
-_MOST_BATCHES, _BEFORE, _MEANWHILE, _FEWEST = 1_000, 30, 15, 5
+_BEFORE, _MEANWHILE, _FEWEST = 30, 15, 5
 """Batches of a running stream: looked at, compared before and meanwhile, and the fewest that say anything."""
 _LOOK_EVERY = 0.2
 _PUBLISHED = "_published"
@@ -198,7 +199,8 @@ class LiveBatches:
         """Compared with the batches before this stage was begun first, so that a replay that is resumed knows them."""
         ledger, stream = ledger_file(context.settings, context.stream.name), context.stream.name
         since = context.journal.first_begun("follow") or time.time()
-        lines = [each for each in _batches(ledger, stream, _MOST_BATCHES) if each.at < since][:_BEFORE]
+        newest_first = (raw.read() for day in ledger.days(stream) for raw in reversed(day))
+        lines = list(islice((each for each in newest_first if each.at < since and _is_timed(each)), _BEFORE))
         largest = max((each.entry.records for each in lines), default=0)
         return cls(ledger, stream, since, [each.seconds or 0.0 for each in lines], largest)
 
@@ -215,9 +217,13 @@ class LiveBatches:
 
 
 def _batches(ledger: LedgerFile, stream: str, at_most: int) -> list[LedgerLine]:
-    """The newest batches with records and a known duration, newest first."""
-    lines = ledger.after(stream, None, at_most=at_most)
-    return [each for each in lines if each.entry.kind == "batch" and each.seconds is not None and each.entry.records]
+    """Of the newest lines the batches with records and a known duration, newest first."""
+    return [each for each in ledger.after(stream, None, at_most=at_most) if _is_timed(each)]
+
+
+def _is_timed(line: LedgerLine) -> bool:
+    """True for a batch with records and a known duration."""
+    return line.entry.kind == "batch" and line.seconds is not None and line.entry.records > 0
 
 
 @dataclass

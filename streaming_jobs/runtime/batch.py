@@ -351,9 +351,13 @@ class BatchPipeline:
 
         check, in_driver = self.hooks.check_lease, path == "driver"
         again = None if self.traits.may_keep_state else repeat
-        isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
+        if in_driver:
+            self.files.attempts.begin(entry.txn)  # the failure has removed the note, and a search may kill the driver
+        with self.files.attempts.watched():
+            isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if isolated is None:
+            self.files.attempts.forget()
             self.replanned = True
             raise StopAtBorder
         self.sources = search.sources

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streaming_jobs.errors import FunctionRaised, PermanentError, TransientError
+from streaming_jobs.errors import FunctionFailed, FunctionRaised, PermanentError, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
@@ -153,9 +153,12 @@ class DriverPathAttempts:
         try:
             yield
         except Exception as error:
-            if isinstance(classify(error), FunctionRaised):
-                self.file.unlink(missing_ok=True)
+            if isinstance(classify(error), FunctionRaised | FunctionFailed):
+                self.forget()
             raise
+
+    def forget(self) -> None:
+        self.file.unlink(missing_ok=True)
 
 
 def choose_path(

@@ -34,6 +34,8 @@ class DeltaRedriven:
         return self.sink.holds(entry)
 
     def check(self, kind: Kind, records: Sequence[RedrivenRecord]) -> None:
+        if not records:  # of windows: `within` has their rows
+            return
         columns = [*PLACE[kind], *(["reason"] if kind == "dead letters" else [])]
         self.sink.update()
         rows = dataset(self.sink.handle, self.sink.path).to_table(columns=columns).to_pylist()

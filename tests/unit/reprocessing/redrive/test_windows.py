@@ -24,7 +24,7 @@ from reprocessing.slices.rebuild import CheckedLetters, Tools
 from reprocessing.slices.spans import MOST_DAYS, TimeSpan
 from streaming_jobs import DeltaTable, Holds, Stream
 from streaming_jobs.declare.slices import Slices, slice_range
-from streaming_jobs.errors import OffsetsLost, UsageError
+from streaming_jobs.errors import FunctionRaised, OffsetsLost, UsageError
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
@@ -172,6 +172,32 @@ def test_the_slices_of_quarantined_rows_are_those_of_their_values(
     ((chosen, rows),) = ((each.chosen, each.rows) for each in today)
     assert (chosen.begin, chosen.end) == (at(1), at(2.5) + timedelta(minutes=1))
     assert rows is not None and rows["at"].to_pylist() == ["2013-03-01T01:00:00+00:00"]
+
+
+def test_rows_behind_a_rebuild_that_fails_are_left_and_those_before_it_are_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = TableSlices()
+
+    def rebuild(tools: Tools, table: Sliceable, *border: str, **options: Any) -> Any:
+        if border[0].startswith(failing):
+            raise FunctionRaised("a record raises", "correct it", "a function")
+        return slices.rebuild_rows(tools, table, *border, **options)
+
+    monkeypatch.setattr(module, "slice_offsets", slices.offsets)
+    monkeypatch.setattr(module, "rebuild", rebuild)
+    monkeypatch.setattr(module, "passed_watermark", lambda *_: at(1000))
+    monkeypatch.setattr(module, "column_kind", lambda *_: "timestamp")
+    life = Days.of(tmp_path, 1)
+    tools, table = Tools(life.settings, None, "", None), sliceable(life.stream, "days")  # type: ignore[arg-type]
+    values = [at(1), at(72), at(144)]
+    failing = f"{at(72):%Y-%m-%d}"
+    found, today = rebuild_rows(tools, life.record, table, values, dry_run=False)
+    assert set(found.left) == {1, 2} and "a record raises" in found.left[1]
+    assert len(found.slices) == len(today) == 1
+    failing = f"{at(1):%Y-%m-%d}"
+    with pytest.raises(FunctionRaised):
+        rebuild_rows(tools, life.record, table, values, dry_run=False)
 
 
 def quarantined(*rows: tuple[float, float, str], batch: int = 1) -> pa.Table:

@@ -163,6 +163,8 @@ def test_a_streams_batches_are_compared_with_those_before_the_replay_was_begun(
     assert LiveBatches.of(context).slow_down() == 1.5, "a replay that is resumed knows them, larger ones do not count"
     batches(109, 2.0, 15)
     assert LiveBatches.of(context).slow_down() == 1.0, "only the newest ones"
+    batches(124, 4.0, 1_100)
+    assert LiveBatches.of(context).slow_down() == 2.0, "also after an hour"
 
 
 @contextmanager

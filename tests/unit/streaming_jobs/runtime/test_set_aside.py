@@ -223,6 +223,32 @@ def test_with_state_the_query_begins_again_once_the_list_is_on_disk(disk: Disk, 
     assert driver.commits == []
 
 
+@pytest.mark.parametrize("state", [False, True])
+def test_a_search_that_kills_its_driver_is_known_to_the_next_one_and_no_other_is(start: Start, *, state: bool) -> None:
+    driver = with_policy(start(), LETTERS, {12})
+    attempts, search, noted = driver.pipeline.files.attempts, driver.pipeline.isolation, list[bool]()
+    assert search is not None
+    runs = search.runs
+
+    def watched(records: Any) -> Any:
+        noted.append(attempts.died(Txn(1, 0)))
+        return runs(records)
+
+    search.runs = watched
+    if state:
+        driver.pipeline.traits = STATE
+        with pytest.raises(StopAtBorder):
+            run(driver)
+        assert not attempts.died(Txn(1, 0)), "the query begins again, on the driver's path"
+    else:
+        run(driver)
+    assert noted and all(noted)
+    failed = with_policy(start(), ErrorPolicy(function="dead_letter", budget="1 per hour"), {3, 5, 12})
+    with pytest.raises(FunctionFailed):
+        failed.run(1)
+    assert not attempts.died(Txn(1, 1))
+
+
 def test_without_a_policy_the_function_stops_the_stream_as_before(disk: Disk, start: Start) -> None:
     driver = with_policy(start(), ErrorPolicy(), {12})
     with pytest.raises(RuntimeError, match="DIVIDE_BY_ZERO"):
