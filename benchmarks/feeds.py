@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
@@ -41,6 +41,14 @@ def feed_backlog(bootstrap: str, topic: str, records: Records, work: Work = "sta
             _send(producer, name, share[start : start + _CHUNK])
     _flush(producer)
     return time.monotonic() - began
+
+
+def feed_values(bootstrap: str, topic: str, values: Iterable[bytes]) -> None:
+    """Make a topic of one partition with records of these values; raises KafkaException if not all arrived."""
+    create_topic(bootstrap, topic, 1)
+    producer = _producer(bootstrap, linger_ms=50)
+    _send(producer, topic, [{"value": value} for value in values])
+    _flush(producer)
 
 
 class LiveFeed:

@@ -11,11 +11,10 @@ more, or something else than these records was set aside.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated
 
-from confluent_kafka import Producer
-
-from benchmarks.feeds import create_topic
+from benchmarks.feeds import feed_values
 from benchmarks.place import Workshop, workshop
 from benchmarks.run import Report, Row, median, progress, verdict
 from benchmarks.speed import error_flows
@@ -35,7 +34,7 @@ def run(
     known = {each.name: each for each in error_flows.STREAMS}
     chosen = [known[name] for name in streams or known]
     with workshop({"stream.max_offsets_per_trigger": RECORDS}) as at_work:
-        _feed(at_work, warm_up, batches)
+        feed_values(at_work.place.bootstrap, error_flows.RECORDS.name, _values(warm_up, batches))
         report.table("figures", [_measured(at_work, each, warm_up, batches) for each in chosen])
 
 
@@ -43,16 +42,12 @@ def _raises_in(batch: int, warm_up: int) -> bool:
     return batch == 1 or (batch >= warm_up and batch % EVERY == 0)  # the first one warms the search up
 
 
-def _feed(at_work: Workshop, warm_up: int, batches: int) -> None:
-    topic = error_flows.RECORDS.name
-    create_topic(at_work.place.bootstrap, topic, 1)
-    producer = Producer({"bootstrap.servers": at_work.place.bootstrap, "linger.ms": 50})
+def _values(warm_up: int, batches: int) -> Iterator[bytes]:
     for batch in range(warm_up + batches):
         bad = RECORDS * 2 // 3 if _raises_in(batch, warm_up) else -1
         for number in range(RECORDS):
             value = {"n": batch * RECORDS + number, "bad": int(number == bad), "k": f"key {number % 500}"}
-            producer.produce(topic, json.dumps(value).encode())
-        producer.flush()
+            yield json.dumps(value).encode()
 
 
 def _measured(at_work: Workshop, stream: Stream, warm_up: int, batches: int) -> Row:

@@ -13,14 +13,13 @@ import json
 from typing import Annotated
 
 import pyarrow as pa
-from confluent_kafka import Producer
 from deltalake import DeltaTable as Table
 from deltalake import write_deltalake
 from pyspark.sql import DataFrame
 
-from benchmarks.feeds import create_topic
+from benchmarks.feeds import feed_values
 from benchmarks.place import Workshop, workshop
-from benchmarks.run import Report, Row, median, verdict
+from benchmarks.run import Report, Row, median, progress, verdict
 from streaming_jobs import Lookup
 from streaming_jobs.formats import Json
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
@@ -47,34 +46,28 @@ def run(
     batches: Annotated[int, "after the warm-up"] = 20,
     warm_up: Annotated[int, "batches before"] = 10,
 ) -> None:
+    measured = []
     for size in SIZES:
         for number in (0, *rows):
             with workshop({"stream.max_offsets_per_trigger": size}) as at_work:
-                report.table("figures", [_measured(at_work, size, number, warm_up, batches)])
+                measured.append(_measured(at_work, size, number, warm_up, batches))
+    report.table("figures", measured)
 
 
 def _measured(at_work: Workshop, size: int, rows: int, warm_up: int, batches: int) -> Row:
-    _feed(at_work, size * (warm_up + batches))
-    accounts, chosen = at_work.settings.tables / ACCOUNTS.name, looked_up if rows else alone
-    numbers = pa.array(range(rows), pa.int64())
+    records = size * (warm_up + batches)
+    values = (json.dumps({"id": each, "account": each * 7919 % 100}).encode() for each in range(records))
+    feed_values(at_work.place.bootstrap, RECORDS.name, values)
+    tables, chosen = at_work.settings.tables, looked_up if rows else alone
     if rows:
-        names = pa.array([f"the account with number {each}" for each in range(rows)])
-        write_deltalake(str(accounts), pa.table({"account": numbers, "name": names}))
+        names = [f"the account with number {each}" for each in range(rows)]
+        write_deltalake(str(tables / ACCOUNTS.name), pa.table({"account": pa.array(range(rows)), "name": names}))
     times = at_work.batches(chosen)
-    written = Table(str(at_work.settings.tables / chosen.name)).to_pyarrow_dataset().count_rows()
+    written = Table(str(tables / chosen.name)).to_pyarrow_dataset().count_rows()
+    progress(f"{size:,} records a batch, {rows:,} rows")
     return {
         "records a batch": size,
         "rows of the table": rows or "no lookup",
         "batch ms": median([ms for entry, ms in times if entry.batch >= warm_up]),
-        "verdict": verdict(written == size * (warm_up + batches)),
+        "verdict": verdict(written == records),
     }
-
-
-def _feed(at_work: Workshop, number: int) -> None:
-    create_topic(at_work.place.bootstrap, RECORDS.name, 1)
-    producer = Producer({"bootstrap.servers": at_work.place.bootstrap, "linger.ms": 50})
-    for each in range(number):
-        producer.produce(RECORDS.name, json.dumps({"id": each, "account": each * 7919 % 100}).encode())
-        if each % 10_000 == 0:
-            producer.flush()
-    producer.flush()

@@ -169,7 +169,7 @@ def _redriven_rows(
     crash_point("redrive_rebuilt", stream.name, 0)
     now = f", or {stream.rebuild_step()}"
     left = [
-        (row, windows.left[number] + (now if number in windows.open else ""))
+        (row, f"{column} {row.values.get(column)}: {windows.left[number]}{now if number in windows.open else ''}")
         for number, row in enumerate(rows)
         if number in windows.left
     ]

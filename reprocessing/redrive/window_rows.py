@@ -51,9 +51,10 @@ def settled(there: pa.Table, slices: Sequence[pa.Table], column: str) -> Settled
     stays, windows = list[int](), list[RedrivenRow]()
     rules, values = there["_rules"].to_pylist(), there[column].to_pylist()
     for number, key in enumerate(_keys(there)):
-        is_same = bool(waiting[key]) and waiting[key].pop() is not None
-        stays += [number] if is_same else []
-        outcome: Outcome = "quarantined" if is_same else "rebuilt"
+        outcome: Outcome = "quarantined" if waiting[key] else "rebuilt"
+        if waiting[key]:
+            waiting[key].pop()
+            stays.append(number)
         windows.append(RedrivenRow(values[number].isoformat(), ", ".join(rules[number] or ()), outcome))
     came = sorted(number for numbers in waiting.values() for number in numbers)
     rows = [each.take(pa.array(which, pa.int64())) for each, which in ((there, stays), (today, came))]

@@ -209,16 +209,12 @@ class LiveBatches:
 
         Larger batches than before are left out: they take longer for a reason of their own.
         """
-        newest = [each for each in _batches(self.ledger, self.stream, _MEANWHILE) if each.at >= self.since]
-        seconds = [each.seconds or 0.0 for each in newest if each.entry.records <= self.largest]
+        newest = self.ledger.after(self.stream, None, at_most=_MEANWHILE)
+        meanwhile = [each for each in newest if each.at >= self.since and _is_timed(each)]
+        seconds = [each.seconds or 0.0 for each in meanwhile if each.entry.records <= self.largest]
         if min(len(seconds), len(self.before)) < _FEWEST or not (usual := median(self.before)):
             return None
         return median(seconds) / usual
-
-
-def _batches(ledger: LedgerFile, stream: str, at_most: int) -> list[LedgerLine]:
-    """Of the newest lines the batches with records and a known duration, newest first."""
-    return [each for each in ledger.after(stream, None, at_most=at_most) if _is_timed(each)]
 
 
 def _is_timed(line: LedgerLine) -> bool:

@@ -343,16 +343,20 @@ class BatchPipeline:
         if not isinstance(raised := classify(error), FunctionRaised):
             raise error
 
+        in_driver = path == "driver"
+
+        def note_attempt() -> None:
+            """Anew: the failure has removed the note, and the search or the repeated batch may kill the driver, too."""
+            if in_driver:
+                self.files.attempts.begin(entry.txn)
+
         def repeat(frames: Sequence[DataFrame]) -> dict[str, PendingWrite]:
-            if path == "driver":
-                self.files.attempts.begin(entry.txn)  # the failure has removed the note
+            note_attempt()
             outputs = {sink.name: frame for sink, frame in zip(self.sinks.outputs, frames, strict=True)}
             return self._stage_all(self._by_sink(outputs), entry, path, held)
 
-        check, in_driver = self.hooks.check_lease, path == "driver"
-        again = None if self.traits.may_keep_state else repeat
-        if in_driver:
-            self.files.attempts.begin(entry.txn)  # the failure has removed the note, and a search may kill the driver
+        check, again = self.hooks.check_lease, None if self.traits.may_keep_state else repeat
+        note_attempt()
         with self.files.attempts.watched():
             isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
         self.hooks.at("set_aside", self.stream.name, entry.batch)

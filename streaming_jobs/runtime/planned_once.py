@@ -87,8 +87,7 @@ class PlannedOnce:
         try:
             records = _Records.of(spark._jvm, held)
             planned = cls(spark, [_node(plan, records) for plan in plans], [each.schema() for each in made], numbers)
-            for node in planned.plans:
-                _Run(planned, ()).with_rows(node)
+            planned.frames(())
         except _CannotBeParted:
             return None
         except Py4JJavaError:

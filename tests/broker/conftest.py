@@ -12,13 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from orchestration.cli.demo import RIGHT, Demonstration, Story
-from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.settings import Settings
-from streaming_jobs.sources.topics import Topics
 from tests.conftest import QUICK_START, SettingsFactory
 from tests.support import driver
 from tests.support.driver import Bench
+from tests.support.stories import stock_story
 from tests.support.warm import Warm
 
 BenchFactory = Callable[..., Bench]
@@ -48,12 +47,9 @@ def quick_children() -> Iterator[None]:
 @pytest.fixture
 def stock(broker: Broker, tmp_path: Path) -> Iterator[Story]:
     """The story of a stock in a home of its own, with right code, and no movements yet."""
-    story = Story(tmp_path, Settings.load({"home": tmp_path}), broker.start(), 40_000)
-    topics = Topics.of(story.settings.kafka, story.bootstrap)
-    topics.create(TOPIC, PARTITIONS)
-    story.deploy(RIGHT)
-    yield story
-    topics.delete(TOPIC)
+    with stock_story(broker, tmp_path, 40_000) as story:
+        story.deploy(RIGHT)
+        yield story
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from streaming_jobs.state.status import Status, read_status
 from tests.broker.small_disk import small_disk
 from tests.support import ROOT
 from tests.support.driver import command, until
-from tests.support.stories import copy_of, stock_story
+from tests.support.stories import copy_of, stock_story, with_a_bug
 
 COUNT = 4_000
 pytestmark = pytest.mark.timeout(300)
@@ -43,12 +43,7 @@ def bugged(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Half of the movements read by the right code, half by the wrong one; the right one is deployed again."""
     with stock_story(broker, tmp_path_factory.mktemp("stock"), COUNT) as story:
         story.deploy(RIGHT)
-        story.feed(story.all[: COUNT // 2])
-        story.run_streams()
-        story.deploy(WRONG)
-        story.feed(story.all[COUNT // 2 :])
-        story.run_streams()
-        story.deploy(RIGHT)
+        with_a_bug(story)
         yield story
 
 

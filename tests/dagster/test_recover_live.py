@@ -13,7 +13,7 @@ import dagster as dg
 import psutil
 import pytest
 
-from orchestration.cli.demo import BAD, RIGHT, WRONG, Story
+from orchestration.cli.demo import BAD, Story
 from orchestration.local_dagster.processes import DagsterProcesses
 from orchestration.recoveries.launchpad import LAUNCHPAD
 from orchestration.sessions.ownership import PLAN_TAG, STAGE_TAG, WORKER_TAG
@@ -28,6 +28,7 @@ from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import read_status
 from tests.dagster.live import LiveDagster
 from tests.support import ROOT
+from tests.support.stories import with_a_bug
 
 COUNT = 4_000
 JOBS = Path(__file__).parent / "fakes" / "stock.yml"
@@ -84,12 +85,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def tell(story: Story) -> None:
     """The story up to the point where the bug is corrected."""
     story.begin()
-    story.feed(story.all[: COUNT // 2])
-    story.run_streams()
-    story.deploy(WRONG)
-    story.feed(story.all[COUNT // 2 :])
-    story.run_streams()
-    story.deploy(RIGHT)
+    with_a_bug(story)
 
 
 def running(story: Story, batch: int = 100) -> Iterator[Live]:

@@ -160,11 +160,12 @@ def test_records_that_a_plan_hides_or_leaves_out_are_not_run_in_parts(spark: Spa
         frame.unpersist()
 
 
+@pytest.mark.parametrize(("of", "name"), [(_Run, "_counted"), (PlannedOnce, "frames")])
 def test_each_part_has_a_plan_of_its_own_on_a_spark_without_this_interface(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, of: type, name: str
 ) -> None:
     def missing(*_: object) -> None:
         raise Py4JError("Method copy([]) does not exist")
 
-    monkeypatch.setattr(_Run, "_counted", missing)
+    monkeypatch.setattr(of, name, missing)
     assert PlannedOnce.of(spark, {"a": held(spark)}, lambda records: [divided(records["a"])], {"a": NUMBERS}) is None

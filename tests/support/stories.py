@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestration.cli.demo import CHANGES, LEVELS, ShopStory, Story
+from orchestration.cli.demo import CHANGES, LEVELS, RIGHT, WRONG, ShopStory, Story
 from streaming_jobs.examples.shop.streams import TOPICS
 from streaming_jobs.examples.stock.movements import PARTITIONS, TOPIC
 from streaming_jobs.platform.broker import Broker
@@ -22,6 +22,17 @@ def stock_story(broker: Broker, home: Path, count: int) -> Iterator[Story]:
     topics.create(TOPIC, PARTITIONS)
     yield story
     topics.delete(TOPIC)
+
+
+def with_a_bug(story: Story) -> None:
+    """Half of the movements are read by the code there is, half by the wrong one; the right one is deployed again."""
+    half = len(story.all) // 2
+    story.feed(story.all[:half])
+    story.run_streams()
+    story.deploy(WRONG)
+    story.feed(story.all[half:])
+    story.run_streams()
+    story.deploy(RIGHT)
 
 
 def copy_of(story: Story, home: Path) -> Story:
