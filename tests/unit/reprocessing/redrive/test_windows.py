@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reprocessing.redrive.window_rows import settled
 
 from reprocessing.redrive import windows as module
 from reprocessing.redrive.redrive import checked
 from reprocessing.redrive.refusals import refused_rows
 from reprocessing.redrive.run import Made
-from reprocessing.redrive.window_rows import settled
 from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_rows, rebuild_windows, span_of
 from reprocessing.slices.rebuild import CheckedLetters, Tools
 from reprocessing.slices.spans import MOST_DAYS, TimeSpan
