@@ -51,6 +51,7 @@ from streaming_jobs.storage.locations import local_scratch
 from streaming_jobs.stream import Stream
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands
+from streaming_jobs.text.spelling import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -159,7 +160,8 @@ class SliceReport:
         """What changes in the quarantine, in words behind others; empty if nothing does."""
         if self.quarantine is None or not self.quarantine.changes:
             return ""
-        return f"; {self.quarantine.gone:,} rows leave its quarantine, {self.quarantine.came:,} come"
+        gone, came = self.quarantine.gone, self.quarantine.came
+        return f"; {counted(gone, 'row', 'leaves', 'leave')} its quarantine, {counted(came, 'row', 'comes', 'come')}"
 
     @property
     def figures(self) -> dict[str, int]:
@@ -285,12 +287,12 @@ class _Attempt:
     def request(self, table: str, plan: str, rows: Mapping[str, int]) -> SliceCommitRequest:
         """The request for the slice of a table, without its change; `plan` names the commits that belong together."""
         code, words = loaded_code(self.made.stream, self.tools.settings.flows), self.chosen.words
-        counted = {name: rows[name] for name in ("before", "after")}
+        numbers = {name: rows[name] for name in ("before", "after")}
         return SliceCommitRequest(
             id=plan,
             stream=self.made.stream.name,
             table=table,
-            entry=entry_of(self.base, table, plan, words, code, counted).encode(),
+            entry=entry_of(self.base, table, plan, words, code, numbers).encode(),
             change={},
             expires=time.time() + self.tools.waits.commit + _MARGIN,
             summary={"slice": words, **rows},
