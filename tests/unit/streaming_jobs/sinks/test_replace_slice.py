@@ -366,5 +366,7 @@ def test_while_the_table_lacks_a_slice_that_its_quarantine_has_no_batch_begins(
             commits.around(batch)(None, 5)  # type: ignore[arg-type]
     assert not batches and quarantined(both) == [51, 52, 80] and both.numbers()[2] == {2}
     commits.clock = lambda: PUT_OFF + 1.0
+    much_later = time.time() + 3600
+    monkeypatch.setattr(slice_commits.time, "time", lambda: much_later)  # a change that was begun does not expire
     commits.around(batch)(None, 5)  # type: ignore[arg-type]
     assert batches == [5] and both.numbers() == AFTER and ended(both).state == "committed"
