@@ -334,8 +334,7 @@ def _print(report: RedriveReport) -> None:
         print_table([of, "reason", "becomes" if report.id is None else "became", "reason now"], rows)
     for each in report.slices:
         rows_of = f"{number(each.difference.old_rows)} rows before, {number(each.difference.new_rows)} after"
-        out = "" if report.windows or not each.taken_out else f"; row rules take out {number(each.taken_out)} rows"
-        say(f"slice {each.words} of table {each.table}: {each.outcome}, {rows_of}{out}")
+        say(f"slice {each.words} of table {each.table}: {each.outcome}, {rows_of}{each.aside_text}")
     for row, why in report.left[:_SHOWN]:
         say(f"left: {_place(row)} ({row.reason}): {why}")
     more = f"; {number(report.more)} more are set aside: run it again" if report.more else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Rebuild a day of a table, or another range.", rich_markup_mode=None)
 
 _SAMPLE = 5
+_OF_THE_COMMIT = ("change", "entry", "expires", "quarantine")
 
 
 @app.callback()
@@ -100,10 +101,8 @@ def list_slices(
     for stream in call.topology.select(dict.fromkeys(names or [])):
         requests = SliceRequests.of(call.settings, stream.name)
         requested += [*requests.history(), *requests.waiting()]
-    values = [
-        {key: value for key, value in asdict(each).items() if key not in ("change", "entry", "expires")}
-        for each in requested
-    ]
+    requested = [part for each in requested for part in each.parts]
+    values = [{key: value for key, value in asdict(each).items() if key not in _OF_THE_COMMIT} for each in requested]
     rows = [
         [
             each.stream,
@@ -122,8 +121,9 @@ def list_slices(
 
 
 def as_json(report: SliceReport) -> dict[str, Any]:
+    named = [each.name for each in fields(report) if each.name not in ("difference", "offsets", "quarantine")]
     return {
-        **{key: value for key, value in asdict(report).items() if key not in ("difference", "offsets")},
+        **{name: getattr(report, name) for name in named},
         **report.figures,
         "sample": [dict(each) for each in report.difference.sample[:_SAMPLE]],
     }
@@ -142,5 +142,5 @@ def print_report(report: SliceReport) -> None:
     out += f"; the table cannot hold {number(report.refused)} rows" if report.refused else ""
     say(
         f"slice {report.words} of table {report.table}: {report.outcome}{version}, "
-        f"from {number(report.records)} offsets in {report.seconds:.1f} s{late}{out}"
+        f"from {number(report.records)} offsets in {report.seconds:.1f} s{late}{out}{report.aside_text}"
     )

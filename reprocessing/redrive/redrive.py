@@ -26,23 +26,22 @@ from reprocessing.redrive.records import gather
 from reprocessing.redrive.refusals import check_quarantined, check_stream, refused_rows, with_state
 from reprocessing.redrive.run import Made, outcomes, run, slice_outcomes
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
-from reprocessing.redrive.window_rows import SettledRows, settled
 from reprocessing.redrive.windows import Windows, rebuild_rows, rebuild_windows, sliced_tables
 from reprocessing.replay.commit_wait import committed_or_withdrawn
-from reprocessing.slices.rebuild import SliceReport, Tools, newest_entry, repair_idle
+from reprocessing.slices.base import newest_entry
+from reprocessing.slices.quarantine import in_columns_of, of_batch
+from reprocessing.slices.rebuild import SliceReport, Tools, repair_idle
 from reprocessing.trace import first_reading
-from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import PreflightRefused, UsageError
-from streaming_jobs.ledger.entry import READ, LedgerEntry, redrive_name
+from streaming_jobs.ledger.entry import READ, LedgerEntry, change_name
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
 from streaming_jobs.runtime.sliceable import Sliceable
 from streaming_jobs.settings import Settings
-from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord, RedrivenRow, redriven
-from streaming_jobs.sinks.stored import StoredTable
-from streaming_jobs.sinks.tables import existing_table, open_tables, quarantines
+from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord, RedrivenRow
+from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
@@ -119,7 +118,7 @@ def redrive(
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
         if of and sliced:
             report = RedriveReport(stream.name, aside, "nothing to redrive", more=more)
-            done = _redriven_rows(tools, record, requests, entry, sliced[0], rows, report, dry_run=dry_run)
+            done = _redriven_rows(tools, record, requests, sliced[0], rows, report, dry_run=dry_run)
             return replace(done, seconds=_since(began))
         left = list(refused_rows(stream, rows, of_windows=bool(sliced)))
         rows = _without(rows, left)
@@ -156,16 +155,15 @@ def _redriven_rows(
     tools: Tools,
     record: StreamRecord,
     requests: RedriveRequests,
-    entry: LedgerEntry,
     table: Sliceable,
     rows: Sequence[SetAside],
     report: RedriveReport,
     *,
     dry_run: bool,
 ) -> RedriveReport:
-    """Redrive quarantined rows of windows: rebuild their slices, and keep what is set aside of them today."""
-    stream, aside, column = table.stream, report.table, table.slices.column
-    windows, today = rebuild_rows(tools, record, table, [row.values.get(column) for row in rows], dry_run=dry_run)
+    """Redrive quarantined rows of windows: the rebuild of their slices settles the quarantine too."""
+    stream, column = table.stream, table.slices.column
+    windows = rebuild_rows(tools, record, table, [row.values.get(column) for row in rows], dry_run=dry_run)
     crash_point("redrive_rebuilt", stream.name, 0)
     now = f", or {stream.rebuild_step()}"
     left = [
@@ -173,26 +171,21 @@ def _redriven_rows(
         for number, row in enumerate(rows)
         if number in windows.left
     ]
-    report = replace(report, left=tuple(left), slices=tuple(windows.slices))
-    if not today:
-        return report
-    aside_table = existing_table(tools.settings, quarantines(stream)[table.table.name], stream.name)
-    ranges = [each.chosen for each in today]
-    there = _in_columns_of(aside_table, aside, redriven(aside_table).within(ranges))
-    set_aside_now = [_of_batch(each.rows, entry) for each in today if each.rows is not None]
-    columns = [_in_columns_of(aside_table, aside, each) for each in set_aside_now]
-    replaced = ReplacedRows(ranges, settled(there, columns, column))
-    request = _request(tools, stream, "quarantine", aside, entry, (), {}, replaced)
-    report = replace(report, windows=request.windows, rows=request.rows)
-    return _ended(tools, stream, requests, request, {aside: replaced.new.rows}, report, dry_run=dry_run)
-
-
-@dataclass(frozen=True)
-class ReplacedRows:
-    """The slices that were rebuilt, and what the quarantine has of them afterwards."""
-
-    ranges: Sequence[SliceRange]
-    new: SettledRows
+    aside = [each.quarantine for each in windows.slices if each.quarantine is not None]
+    report = replace(
+        report,
+        left=tuple(left),
+        slices=tuple(windows.slices),
+        windows=tuple(row for each in aside for row in each.outcomes(column)),
+        rows={report.table: came} if (came := sum(each.came for each in aside)) else {},
+    )
+    if dry_run or not any(each.outcome == "committed" for each in windows.slices):
+        unchanged = "nothing has changed" if windows.slices else report.outcome
+        return replace(report, outcome="dry run" if dry_run and windows.slices else unchanged)
+    name = change_name(report.table, datetime.now(UTC))
+    done = RedriveRequest(name, stream.name, "quarantine", report.table, (), (), 0.0, report.rows, report.windows)
+    requests.end(done.committed({}))  # the slices have the commits; this says what became of the rows
+    return replace(report, outcome="committed", id=name)
 
 
 def _ended(
@@ -340,43 +333,10 @@ def _added(
     tables = open_tables(settings, stream)
     for quarantine in stream.quarantines.values() if kind == "dead letters" else ():
         if (rows := made.tables.get(quarantine)) is not None:
-            yield quarantine, _in_columns_of(tables.get(quarantine), quarantine, _of_batch(rows, entry))
+            yield quarantine, in_columns_of(tables.get(quarantine), quarantine, of_batch(rows, entry.txn))
     for sink in (*stream.secondary, stream.primary):
         if of in ("", sink.name) and sink.name in made.tables:
-            yield sink.name, _in_columns_of(tables.get(sink.name), sink.name, made.tables[sink.name])
-
-
-def _of_batch(rows: pa.Table, entry: LedgerEntry) -> pa.Table:
-    """Quarantined rows of a run as those of the entry's batch."""
-    import pyarrow as pa
-
-    for name, value in (("_generation", entry.generation), ("_batch", entry.batch)):
-        at = rows.column_names.index(name)
-        rows = rows.set_column(at, rows.schema.field(name), pa.array([value] * rows.num_rows, rows[name].type))
-    return rows
-
-
-def _in_columns_of(table: StoredTable | None, name: str, rows: pa.Table) -> pa.Table:
-    """Rows of the run in the columns of the table, as a batch would write them; raises PreflightRefused."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    once = "start the stream once with the code of today, then redrive again"
-    if table is None:
-        raise PreflightRefused(f"there is no table {name} yet", once)
-    columns = to_arrow_schema(table.schema, timezone="UTC")
-    if unknown := [column for column in rows.column_names if column not in columns.names]:
-        raise PreflightRefused(f"table {name} has no column {', '.join(unknown)} yet", once)
-    try:
-        arrays = [
-            rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
-            for field in columns
-        ]
-    except pa.ArrowException as error:
-        raise PreflightRefused(f"table {name} cannot hold the rows: {error}", "correct the function") from error
-    if nulls := [f.name for f, each in zip(columns, arrays, strict=True) if each.null_count and not f.nullable]:
-        raise PreflightRefused(f"table {name} takes no null in {', '.join(nulls)}", "correct the function")
-    return pa.Table.from_arrays(arrays, names=columns.names)
+            yield sink.name, in_columns_of(tables.get(sink.name), sink.name, made.tables[sink.name])
 
 
 def _request(
@@ -387,11 +347,9 @@ def _request(
     entry: LedgerEntry,
     records: tuple[RedrivenRecord, ...],
     added: Mapping[str, pa.Table],
-    replaced: ReplacedRows | None = None,
 ) -> RedriveRequest:
-    windows = replaced.new.windows if replaced is not None else ()
-    number = len(records) + len(windows)
-    name = redrive_name(aside, datetime.now(UTC))
+    number = len(records)
+    name = change_name(aside, datetime.now(UTC))
     base = replace(
         entry,
         kind="redrive",
@@ -419,12 +377,7 @@ def _request(
         parts=(),
         expires=time.time() + tools.waits.commit + _MARGIN,
         rows={table: rows.num_rows for table, rows in added.items()},
-        windows=windows,
     )
-    if replaced is not None and replaced.new.changes:
-        parts.append(RedrivePart(aside, "replace", part(aside, len(windows), replaced.new.rows.num_rows)))
-        came = {aside: replaced.new.came} if replaced.new.came else {}
-        request = replace(request, rows=came, ranges=tuple(each.encode() for each in replaced.ranges))
     if out := request.taken_out:
         stay = sum(1 for each in out if each.reason_now)
         parts.append(RedrivePart(aside, "take_out", part(aside, len(out), stay)))

@@ -3,8 +3,7 @@
 The row of a window is made of all of its records, so no row is added for one of them. A record with event time t is in
 rows whose column of slices is within `reach` of t: that span is rebuilt from the topic, or its archive, by the code of
 today, once the watermark has passed its windows. Until then the state has them, and writes them without the record.
-A quarantined row is the row of a window and names no record: its slice is that of its own value. What the rules of
-today set aside of the rebuilt slices takes the place of their rows in the quarantine (`window_rows.py`).
+A quarantined row is the row of a window and names no record: its slice is that of its own value.
 
 A rebuild makes the rows of a span anew, so one that is repeated after a kill changes nothing.
 """
@@ -16,30 +15,19 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reprocessing.redrive.run import Made
-from reprocessing.slices.rebuild import (
-    CheckedLetters,
-    SliceReport,
-    Tools,
-    column_kind,
-    passed_watermark,
-    rebuild,
-    slice_offsets,
-)
+from reprocessing.slices.base import column_kind, passed_watermark
+from reprocessing.slices.rebuild import CheckedLetters, SliceReport, Tools, rebuild, slice_offsets
 from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, borders, each_slice
-from streaming_jobs.declare.slices import SliceRange, slice_range
+from streaming_jobs.declare.slices import slice_range
 from streaming_jobs.errors import RecourseError
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
-from streaming_jobs.sinks.sliced import StagedSlice
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _STEP = timedelta(minutes=1)
 """Spans begin and end at whole minutes."""
@@ -103,18 +91,13 @@ def rebuild_windows(
     return found
 
 
-@dataclass(frozen=True)
-class SetAsideToday:
-    """The rows of a rebuilt slice that rules of today set aside, in a quarantine's columns; None without such rules."""
-
-    chosen: SliceRange
-    rows: pa.Table | None
-
-
 def rebuild_rows(
     tools: Tools, record: StreamRecord, table: Sliceable, values: Sequence[Any], *, dry_run: bool
-) -> tuple[Windows[int], list[SetAsideToday]]:
-    """Rebuild the slices of quarantined rows; `values` are theirs of the column of slices, a row's number its key."""
+) -> Windows[int]:
+    """Rebuild the slices of quarantined rows; `values` are theirs of the column of slices, a row's number its key.
+
+    If the rebuild of a slice fails, and one before it has not, the rest is left.
+    """
     found, watermark = Windows[int](), passed_watermark(tools.settings, record)
     kind, column, spans = column_kind(tools.settings, table), table.slices.column, dict[int, TimeSpan]()
     for number, value in enumerate(values):
@@ -122,25 +105,17 @@ def rebuild_rows(
             found.left[number] = f"its {column} is null, so the slice that it belongs to is not known"
         elif _is_closed(table, number, span := span_of_value(table, kind, value), watermark, found):
             spans[number] = span
-    planned, today = list(_fitting(tools, table, spans, found)), list[SetAsideToday]()
+    planned = list(_fitting(tools, table, spans, found))
     for at, (parts, _) in enumerate(planned):
-        begin, end = borders(table, list(parts))
-        staged: list[pa.Table | None] = []
-        keep = partial(_keep_quarantined, staged)
         try:
-            found.slices.append(rebuild(tools, table, begin, end, dry_run=dry_run, keep=keep))
+            found.slices.append(rebuild(tools, table, *borders(table, list(parts)), dry_run=dry_run))
         except RecourseError as error:
-            if not today:
+            if not found.slices:
                 raise
             rest = (number for left, _ in planned[at:] for numbers in left.values() for number in numbers)
             found.left |= dict.fromkeys(rest, f"the rebuild of its slice, or of one before it, failed: {error.found}")
-            break  # the quarantine gets what belongs to the slices that are rebuilt
-        today.append(SetAsideToday(slice_range(table.slices, kind, begin, end), staged[-1]))
-    return found, today
-
-
-def _keep_quarantined(staged: list[pa.Table | None], rebuilt: StagedSlice) -> None:
-    staged[:] = [rebuilt.quarantined()]  # those of the last attempt
+            break
+    return found
 
 
 def closed(

@@ -20,7 +20,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, passed_watermark, rebuild
+from reprocessing.slices.base import passed_watermark
+from reprocessing.slices.rebuild import SliceReport, Tools, note_lost, rebuild
 from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, each_slice
 from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.errors import UsageError

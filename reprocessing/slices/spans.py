@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from reprocessing.slices.rebuild import OffsetsSkipped
+from reprocessing.slices.base import OffsetsSkipped
 from streaming_jobs.declare.slices import SliceRange, begin_of
 from streaming_jobs.errors import OffsetsLost
 from streaming_jobs.runtime.sliceable import Sliceable

@@ -9,10 +9,11 @@ plan make that visible in the logs:
     an abort publishes the rows from before, in a later generation
 
 So a plan's streams are those with its fence. While it is published by some of them only, the snapshot has the versions
-from before it. Slices are commits on one table; they belong to the version at which they are.
+from before it.
 
-A redrive comes to one table of a stream after the other, to that of what was set aside last, and no batch begins in
-between. So it is in all versions of its tables, or the snapshot has those from before it.
+A redrive, or a slice with what its quarantine has of it, comes to one table of a stream after the other, to the one in
+its name last, and no batch begins in between. So it is in all versions of its tables, or the snapshot has those from
+before it.
 
 The logs are read one after the other, while streams write. Versions are chosen among the commits of a first reading.
 What plans there are is taken from a second one, since all fences of a plan that the first reading saw published are on
@@ -97,21 +98,21 @@ def chosen(logs: Sequence[StreamLogs]) -> dict[str, ChosenVersion]:
     for each in logs:
         of_stream = dict(_of_stream(each, states[each.stream][at[each.stream]]))
         while _held_back(each, of_stream):
-            pass  # each time, versions from before a redrive
+            pass  # each time, versions from before a change
         versions.update(of_stream)
     return versions
 
 
 def _held_back(logs: StreamLogs, versions: dict[str, ChosenVersion]) -> bool:
-    """Put tables back before a redrive that others of its tables do not have; False if there is none."""
-    redrives: dict[str, dict[str, Commit]] = {}
+    """Put tables back before a redrive or a slice that others of its tables do not have; False if there is none."""
+    changes: dict[str, dict[str, Commit]] = {}
     for log in logs.tables:
         for commit in (*log.since, *log.commits):
-            if commit.entry is not None and commit.entry.kind == "redrive" and commit.entry.plan is not None:
-                redrives.setdefault(commit.entry.plan, {})[log.table] = commit
+            if commit.entry is not None and commit.entry.kind in ("redrive", "slice") and commit.entry.plan is not None:
+                changes.setdefault(commit.entry.plan, {})[log.table] = commit
     oldest = {log.table: log.commits[-1] for log in logs.tables if log.commits}
-    for redrive, commits in redrives.items():
-        tables = {*commits, last_table_of(redrive)} & versions.keys()
+    for change, commits in changes.items():
+        tables = {*commits, last_table_of(change)} & versions.keys()
         having = {t for t in tables & commits.keys() if commits[t].version <= versions[t].version}
         first = min(commit.at for commit in commits.values())
         cleaned = {t for t in tables - commits.keys() if oldest[t].at > first}

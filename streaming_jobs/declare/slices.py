@@ -9,7 +9,6 @@ other ones. `reprocessing/slices` rebuilds them; docs/slices.md has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
@@ -109,16 +108,6 @@ class SliceRange:
         if self.kind == "timestamp_ntz":
             return self.begin.replace(tzinfo=None), self.end.replace(tzinfo=None)
         return self.begin, self.end
-
-    def encode(self) -> dict[str, str]:
-        """The range as JSON."""
-        begin, end = self.begin.isoformat(), self.end.isoformat()
-        return {"column": self.column, "kind": self.kind, "begin": begin, "end": end, "zone": self.zone}
-
-    @classmethod
-    def decode(cls, value: Mapping[str, str]) -> SliceRange:
-        begin, end = (datetime.fromisoformat(value[name]) for name in ("begin", "end"))
-        return cls(value["column"], value["kind"], begin, end, value["zone"])
 
     @property
     def words(self) -> str:

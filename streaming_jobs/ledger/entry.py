@@ -67,14 +67,14 @@ def epoch_id(stream: str) -> str:
     return f"recourse-epoch:{stream}"
 
 
-def redrive_name(aside: str, at: datetime) -> str:
-    """The name of a redrive of what is set aside in a table, which gets its commit after all other tables."""
-    return f"{aside}-{at:%Y%m%dT%H%M%S%f}"
+def change_name(last: str, at: datetime) -> str:
+    """The name of a redrive or a slice, which table `last` gets after all other ones."""
+    return f"{last}-{at:%Y%m%dT%H%M%S%f}"
 
 
-def last_table_of(redrive: str) -> str:
-    """The table that a redrive of this name is committed to last: then it is whole."""
-    return redrive.rpartition("-")[0]
+def last_table_of(change: str) -> str:
+    """The table to which the redrive or the slice of this name is committed last: then it is whole."""
+    return change.rpartition("-")[0]
 
 
 def redrive_id(stream: str, redrive: str | None) -> str:

@@ -32,7 +32,8 @@ SLICE_POINTS = (
     "slice_committed",  # the table has the slice, and no outcome is written
     "slice_ended",  # the outcome is written, the staged files are still there
 )
-"""The points of the rebuild of a slice; the batch is 0."""
+"""The points of the rebuild of a slice. The batch is 0, but 1 of the links and the commit of a table whose quarantine
+changes too, which has the number 0."""
 
 REDRIVE_POINTS = (
     "redrive_rebuilt",  # the slices of a windowed stream are rebuilt, the records are still set aside

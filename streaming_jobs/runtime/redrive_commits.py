@@ -20,7 +20,6 @@ from streaming_jobs.sinks.redriven import RedrivenTable, RedriveOutdated, redriv
 from streaming_jobs.sinks.stored import StoredTable
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
 from streaming_jobs.text import commands
-from streaming_jobs.text.spelling import counted
 
 log = structlog.get_logger()
 
@@ -72,7 +71,7 @@ def _carried_out(
             return request.ended("expired", reason="nobody committed it in time")
         rows = {p.table: requests.rows(request.id, p.table) for p in request.parts if p.action != "take_out"}
         if not begun:
-            _check(request, redriven(_table(tables, request.table)))
+            redriven(_table(tables, request.table)).check(request.kind, request.taken_out)
             for each in parts:
                 if each.part.table in rows:
                     each.table.check_rows(rows[each.part.table])
@@ -80,8 +79,6 @@ def _carried_out(
             crash_point("redrive_next", request.stream, number)
             if each.part.action == "add":
                 each.table.add(rows[each.part.table], each.part.ledger)
-            elif each.part.action == "replace":
-                each.table.replace(request.slices, rows[each.part.table], each.part.ledger)
             else:
                 each.table.take_out(request.kind, request.taken_out, each.part.ledger)
             begun = True
@@ -94,16 +91,6 @@ def _carried_out(
             raise
         return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
     return request.committed({part.table: tables[part.table].version for part in request.parts})
-
-
-def _check(request: RedriveRequest, aside: RedrivenTable) -> None:
-    """Raise RedriveOutdated unless everything that is redriven is still set aside."""
-    aside.check(request.kind, request.taken_out)
-    if request.ranges and (there := aside.within(request.slices).num_rows) != len(request.windows):
-        raise RedriveOutdated(
-            f"table {request.table} has {counted(there, 'row')} of the rebuilt slices, and "
-            f"{len(request.windows):,} were there when they were rebuilt"
-        )
 
 
 def _table(tables: Mapping[str, StoredTable], name: str) -> StoredTable:

@@ -2,7 +2,8 @@
 
 Only one thread may write a table. A batch runs in a thread of Spark's; `around` lets it hold a lock, which `look`,
 called by the session's main thread, takes only if no batch runs. No failure here ends the stream: it becomes the
-outcome of the change. Only a redrive that one table has, and another one does not take, holds the next batch up.
+outcome of the change. Only a redrive or a slice that one table has, and another one does not take, holds the next batch
+up.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class SliceCommits:
                     try:
                         self._commit()
                         refuse_begun(self.redrives)
+                        _refuse_begun(self.requests)
                     except TransientError as error:
                         batch.failure = error
                         raise
@@ -102,36 +104,61 @@ class SliceCommits:
 
 
 def carry_out(requests: SliceRequests, tables: Mapping[str, StoredTable]) -> None:
-    """Give every waiting slice its outcome; the caller is the one who may write the tables."""
+    """Give every waiting slice its outcome; the caller is the one who may write the tables.
+
+    Raises the error of a slice that its quarantine has, and its table does not take yet.
+    """
     for request in requests.waiting():
         if request.state == "waiting" and not requests.claim(request):
             continue
         withdrawn = request if request.state == "expired" else None
-        ended = requests.outcome(request.id) or withdrawn or _carried_out(request, tables)
+        ended = requests.outcome(request.id) or withdrawn or _carried_out(requests, request, tables)
         requests.end(ended)
         crash_point("slice_ended", request.stream, 0)
         log.info("slice", stream=request.stream, table=request.table, slice=request.id, state=ended.state)
 
 
-def _carried_out(request: SliceCommitRequest, tables: Mapping[str, StoredTable]) -> SliceCommitRequest:
-    stored = tables.get(request.table)
-    if stored is None:
-        return request.ended("failed", reason=f"stream {request.stream} has no table {request.table}")
+def _refuse_begun(requests: SliceRequests) -> None:
+    """Raise TransientError while a slice is begun: the quarantine may have its rows, and the table not."""
+    for each in requests.waiting():
+        if each.state == "committing" and len(each.parts) > 1:
+            raise TransientError(
+                f"slice {each.id} of stream {each.stream} is not in the table and its quarantine yet",
+                "see the stream's log",
+            )
+
+
+def _carried_out(
+    requests: SliceRequests, request: SliceCommitRequest, tables: Mapping[str, StoredTable]
+) -> SliceCommitRequest:
+    begun, parts, version = False, request.parts, None
+    if missing := [part.table for part in parts if part.table not in tables]:
+        return request.ended("failed", reason=f"stream {request.stream} has no table {missing[0]}")
     try:
-        table = sliced(stored)
-        if time.time() > request.expires and _there(stored, request) is None:
+        changed = [(part, tables[part.table], sliced(tables[part.table])) for part in parts]
+        begun = any(_there(stored, part) is not None for part, stored, _ in changed)
+        if not begun and time.time() > request.expires:
             return request.ended("expired", reason="nobody committed it in time")
-        at = partial(crash_point, stream=request.stream, batch=0)
-        return request.ended("committed", version=table.replace(request.change, request.ledger, at))
+        for part, _, table in changed if len(parts) > 1 else ():
+            table.check(part.change, part.ledger)
+        for number, (part, _, table) in enumerate(changed):
+            version = table.replace(part.change, part.ledger, partial(crash_point, stream=request.stream, batch=number))
+            begun = True
+            if part is not request:
+                requests.end(part.ended("committed", version=version))
+        return request.ended("committed", version=version)
     except SliceOutdated as outdated:
         return request.ended("outdated", reason=outdated.found)
-    except Exception as error:  # noqa: BLE001 - no change, of whatever version, may end the stream
-        if (version := _there(stored, request)) is not None:  # the error followed the commit
+    except Exception as error:
+        if (version := _there(tables[request.table], request)) is not None:  # the error followed the commit
             return request.ended("committed", version=version)
+        if begun:
+            raise
         return request.ended("failed", reason=f"{type(error).__name__}: {error}"[:500])
 
 
 def _there(stored: StoredTable, request: SliceCommitRequest) -> int | None:
     """The version that has the slice, by the table's log; None if there is none."""
+    plan = request.ledger.plan
     noted = ((commit.version, commit.entry) for commit in stored.commits())
-    return next((v for v, entry in noted if entry and (entry.kind, entry.plan) == ("slice", request.id)), None)
+    return next((v for v, entry in noted if entry and (entry.kind, entry.plan) == ("slice", plan)), None)

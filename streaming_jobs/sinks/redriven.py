@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import TransientError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.stored import StoredTable
@@ -87,12 +86,6 @@ class RedrivenTable(Protocol):
 
     def take_out(self, kind: Kind, records: Sequence[RedrivenRecord], entry: LedgerEntry) -> int | None:
         """Take records out, or give dead letters their new reason, once; returns its version as `add` does."""
-
-    def within(self, ranges: Sequence[SliceRange]) -> pa.Table:
-        """Its rows of these ranges, as it is now."""
-
-    def replace(self, ranges: Sequence[SliceRange], rows: pa.Table, entry: LedgerEntry) -> int | None:
-        """Have these rows, and no other ones, in the ranges, once; returns its version as `add` does."""
 
 
 def redriven(table: StoredTable) -> RedrivenTable:

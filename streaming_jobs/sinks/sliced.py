@@ -48,8 +48,14 @@ class StagedSlice(Protocol):
     def write(self, rows: DataFrame, chosen: SliceRange, topics: Sequence[str], rules: RowRules) -> Rebuilt:
         """Compute rows as the function returns them, and stage the slice's rows. Raises RuleBroken."""
 
+    def put(self, rows: pa.Table) -> None:
+        """Stage rows that are in the table's columns as those of the slice."""
+
     def before(self) -> DeltaTable:
         """The rows of the slice as they are."""
+
+    def held(self) -> pa.Table:
+        """The rows of the slice as they are, in memory."""
 
     def after(self) -> DeltaTable:
         """The rebuilt rows."""
@@ -70,6 +76,9 @@ class SlicedTable(Protocol):
 
     def remove_staged(self, needed: Collection[str]) -> None:
         """Remove the staged files of all slices but the needed ones."""
+
+    def check(self, change: Mapping[str, Any], entry: LedgerEntry) -> None:
+        """Raise SliceOutdated for a change that `replace` would not commit now."""
 
     def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
         """Commit a change once; returns the table's version. Raises SliceOutdated, with nothing changed."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.errors import PermanentError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.redriven import Kind, RedrivenRecord, RedrivenRow
@@ -26,14 +25,12 @@ if TYPE_CHECKING:
 class RedrivePart:
     """The commit of a redrive to one table: `add` rows, or `take_out` what was set aside; `version` once it is there.
 
-    `replace` has other rows in ranges of what was set aside.
-
     The ledger entry counts rows: `before` and `after` are those of what the part changes, so that the table has
     `after - before` more of them.
     """
 
     table: str
-    action: Literal["add", "take_out", "replace"]
+    action: Literal["add", "take_out"]
     entry: str
     version: int | None = None
 
@@ -51,8 +48,7 @@ class RedriveRequest(ChangeRequest):
     `expires` in seconds since 1970: nothing is committed after it unless a part was committed before. `rows` are those
     of each output, by what became of them, for people.
 
-    `windows` are quarantined rows that name no record, with `ranges` (`SliceRange` as JSON): the slices that were
-    rebuilt, of which the quarantine gets the rows that the rules set aside today.
+    `windows` are quarantined rows that name no record; their slices were rebuilt, so there are no parts.
     """
 
     kind: Kind
@@ -62,17 +58,11 @@ class RedriveRequest(ChangeRequest):
     expires: float
     rows: Mapping[str, int]
     windows: tuple[RedrivenRow, ...] = ()
-    ranges: tuple[Mapping[str, str], ...] = ()
 
     @property
     def redriven(self) -> tuple[RedrivenRecord | RedrivenRow, ...]:
         """Everything that was redriven, records and rows without one."""
         return (*self.records, *self.windows)
-
-    @property
-    def slices(self) -> list[SliceRange]:
-        """`ranges` as values."""
-        return [SliceRange.decode(each) for each in self.ranges]
 
     @property
     def taken_out(self) -> tuple[RedrivenRecord, ...]:
@@ -90,8 +80,7 @@ def _built(**values: Any) -> RedriveRequest:
     records = tuple(RedrivenRecord(**each) for each in values.pop("records"))
     parts = tuple(RedrivePart(**each) for each in values.pop("parts"))
     windows = tuple(RedrivenRow(**each) for each in values.pop("windows", ()))
-    ranges = tuple(values.pop("ranges", ()))
-    return RedriveRequest(**values, records=records, parts=parts, windows=windows, ranges=ranges)
+    return RedriveRequest(**values, records=records, parts=parts, windows=windows)
 
 
 class RedriveRequests(ChangeRequests[RedriveRequest]):

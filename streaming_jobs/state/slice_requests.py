@@ -20,7 +20,8 @@ class SliceCommitRequest(ChangeRequest):
     """One rebuilt slice. `change` is `SliceChange` as JSON; `expires` in seconds since 1970; `summary` is for people.
 
     `version` is that of the table after the commit; there is none if the rebuilt rows were those of the table.
-    `begin` and `end` of its range are in seconds since 1970, 0 in requests of earlier versions.
+    `begin` and `end` of its range are in seconds since 1970, 0 in requests of earlier versions. `quarantine` is the
+    slice of the table's quarantine, as JSON of its own, which is committed first; its outcome is one of its own.
     """
 
     table: str
@@ -31,6 +32,12 @@ class SliceCommitRequest(ChangeRequest):
     version: int | None = None
     begin: float = 0.0
     end: float = 0.0
+    quarantine: Mapping[str, Any] | None = None
+
+    @property
+    def parts(self) -> list[SliceCommitRequest]:
+        """The commits of the request, in their order."""
+        return [*([] if self.quarantine is None else [SliceCommitRequest(**self.quarantine)]), self]
 
     @property
     def ledger(self) -> LedgerEntry:
@@ -40,7 +47,7 @@ class SliceCommitRequest(ChangeRequest):
 
     def ended(self, state: State, *, version: int | None = None, reason: str = "") -> SliceCommitRequest:
         """The request with its outcome, without the files of the change."""
-        return self._ended(state, reason, version=version, change={})
+        return self._ended(state, reason, version=version, change={}, quarantine=None)
 
 
 class SliceRequests(ChangeRequests[SliceCommitRequest]):

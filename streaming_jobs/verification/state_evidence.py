@@ -269,6 +269,8 @@ def rebuilt_slices(folder: Location) -> Iterator[ChangedRows]:
     """Yields committed slices, and slices that wait; raises ValueError for an unreadable file."""
     for value in _requests(folder):
         yield _changed(value, value)
+        if aside := value.get("quarantine"):
+            yield _changed(value, aside)
 
 
 @dataclass(frozen=True)

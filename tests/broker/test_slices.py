@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
-from reprocessing.slices.rebuild import SliceOpen, SliceReport, Tools, Waits, rebuild
+from reprocessing.slices.base import SliceOpen
+from reprocessing.slices.rebuild import SliceReport, Tools, Waits, rebuild
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.examples.flights.streams import FLIGHTS_BY_SCHEDULE, airport_hours, flights_clean
 from streaming_jobs.ledger.entry import LedgerEntry

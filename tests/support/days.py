@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from streaming_jobs.declare.rules import Holds
 from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
 from streaming_jobs.declare.table import LateRows
 from streaming_jobs.formats import Json
@@ -48,6 +50,11 @@ def declared(
     """The stream, with other slices or another topic."""
     source = KafkaTopic("days", Json(RECORD), **{"event_time": "at", "lateness": "1 hour", **(topic or {})})
     return Stream("days", days, {"value": source}, {"days": Declared("days", slices=slices, late_rows=late_rows)})
+
+
+def guarded() -> Stream:
+    """The stream with a rule that sets rows aside."""
+    return replace(declared(), rules={"days": [Holds("n >= 0", name="small", on_fail="quarantine")]})
 
 
 class Topics(OnePartition):
@@ -145,5 +152,5 @@ def range_of(day: int, to: int | None = None) -> SliceRange:
 
 
 if __name__ == "__main__":  # what a driver does at a batch border, in a process of its own that can be killed
-    there = Days(Settings.load({"home": Path(sys.argv[1])}), declared())
+    there = Days(Settings.load({"home": Path(sys.argv[1])}), guarded() if sys.argv[2:] else declared())
     carry_out(there.requests, open_tables(there.settings, there.stream))

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import write_deltalake
 
-from streaming_jobs.declare.slices import SliceRange
-from streaming_jobs.ledger.entry import LedgerEntry
+from reprocessing.slices.quarantine import staged_quarantine
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
 from streaming_jobs.sinks.delta.log import noted
-from streaming_jobs.sinks.redriven import RedrivenRecord, RedrivenRow
-from streaming_jobs.sinks.redriven import redriven as taking
+from streaming_jobs.sinks.redriven import RedrivenRecord
 from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
-from tests.support.days import BEGIN, KINDS, Days
+from streaming_jobs.state.slice_requests import SliceCommitRequest
+from tests.support.days import BEGIN, KINDS, Days, range_of
 
 LETTERS = "days_dead_letters"
 REASON = "malformed_json"
@@ -79,45 +78,35 @@ def asked(life: Days, name: str, records: Sequence[RedrivenRecord], *, seconds: 
 QUARANTINE = "days_quarantine"
 
 
-def with_quarantined(life: Days, *hours: int) -> Days:
-    """The stream with quarantined rows of windows, which name no record, at these hours."""
-    columns = {
+def with_quarantined(life: Days, *hours: int, batch: int = 0) -> Days:
+    """The stream with quarantined rows at these hours; the commit has an entry that moves no position."""
+    entry = LedgerEntry("upkeep", "days", QUARANTINE, 1, -1, note="rows of the test")
+    table, rows = life.settings.tables / QUARANTINE, quarantine_rows(*hours, batch=batch)
+    write_deltalake(str(table), rows, mode="append", schema_mode="merge", commit_properties=noted(entry))
+    return life
+
+
+def with_quarantine(request: SliceCommitRequest, life: Days, day: int, *today: int) -> SliceCommitRequest:
+    """The request with its quarantine's slice: these hours are set aside today, of the records up to batch 4."""
+    name = f"{QUARANTINE}-{request.id}"
+    made = staged_quarantine(life.stored(QUARANTINE), name, range_of(day), quarantine_rows(*today), Txn(1, 4))
+    rows = {"before": made.rows.before.num_rows, "after": made.rows.after.num_rows}
+    entry = LedgerEntry("slice", "days", QUARANTINE, 1, 0, rows=rows, plan=request.id).encode()
+    aside = SliceCommitRequest(name, "days", QUARANTINE, entry, made.staged.change(), request.expires)
+    return replace(request, quarantine=asdict(aside))
+
+
+def quarantine_rows(*hours: int, batch: int = 0) -> pa.Table:
+    """Quarantined rows of windows, which name no record, at these hours; an hour is its row's number too."""
+    values = {
         "at": pa.array([BEGIN + timedelta(hours=hour) for hour in hours], KINDS.field("at").type),
         "n": pa.array(hours, pa.int64()),
         "_rules": pa.array([["small"]] * len(hours), pa.list_(pa.string())),
         **{name: pa.nulls(len(hours), kind) for name, kind in _PLACE},
+        "_generation": pa.array([1] * len(hours), pa.int32()),
+        "_batch": pa.array([batch] * len(hours), pa.int64()),
     }
-    entry = LedgerEntry("upkeep", "days", QUARANTINE, 1, -1, note="rows of the test")
-    table = life.settings.tables / QUARANTINE
-    write_deltalake(str(table), pa.table(columns), mode="append", schema_mode="merge", commit_properties=noted(entry))
-    return life
-
-
-def asked_for_windows(life: Days, name: str, first: int, last: int, stays: Sequence[int] = ()) -> RedriveRequest:
-    """A redrive that waits: the slice of these hours, the last one not in it, was rebuilt, and some rows stay aside."""
-    chosen = SliceRange("at", "timestamp", BEGIN + timedelta(hours=first), BEGIN + timedelta(hours=last))
-    there = taking(open_tables(life.settings, life.stream)[QUARANTINE]).within([chosen])
-    rows = there.filter(pc.is_in(there["n"], pa.array(stays, pa.int64())))
-    entry = LedgerEntry("redrive", "days", QUARANTINE, life.record.generation, 0, plan=name, note="rows")
-    part = replace(entry, rows={"before": there.num_rows, "after": rows.num_rows}).encode()
-    windows = tuple(
-        RedrivenRow(f"hour {n}", "small", "quarantined" if n in stays else "rebuilt") for n in there["n"].to_pylist()
-    )
-    request = RedriveRequest(
-        name,
-        "days",
-        "quarantine",
-        QUARANTINE,
-        (),
-        (RedrivePart(QUARANTINE, "replace", part),),
-        time.time() + 60.0,
-        {},
-        windows=windows,
-        ranges=(chosen.encode(),),
-    )
-    requests_of(life).keep_rows(name, QUARANTINE, rows)
-    requests_of(life).ask(request)
-    return request
+    return pa.table(values)
 
 
 def quarantined(life: Days) -> list[int]:

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from streaming_jobs.declare.columns import POSITION_COLUMN
-from streaming_jobs.declare.slices import SliceRange
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.failures import classify
 from streaming_jobs.platform.table_rows import dataset
 from streaming_jobs.sinks.delta import column_bounds
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, DeltaWrite
 from streaming_jobs.sinks.delta.sink import DeltaSink
-from streaming_jobs.sinks.delta.slice_staging import rows_within, sql_condition
 from streaming_jobs.sinks.redriven import PLACE, Kind, RedrivenRecord, RedriveOutdated
 from streaming_jobs.text.spelling import counted
 
@@ -34,8 +32,6 @@ class DeltaRedriven:
         return self.sink.holds(entry)
 
     def check(self, kind: Kind, records: Sequence[RedrivenRecord]) -> None:
-        if not records:  # of windows: `within` has their rows
-            return
         columns = [*PLACE[kind], *(["reason"] if kind == "dead letters" else [])]
         self.sink.update()
         rows = dataset(self.sink.handle, self.sink.path).to_table(columns=columns).to_pylist()
@@ -63,13 +59,6 @@ class DeltaRedriven:
     def take_out(self, kind: Kind, records: Sequence[RedrivenRecord], entry: LedgerEntry) -> int | None:
         return _committed(_TakeOut(self.sink, kind, records), entry)
 
-    def within(self, ranges: Sequence[SliceRange]) -> pa.Table:
-        self.sink.update()
-        return rows_within(dataset(self.sink.handle, self.sink.path), ranges)
-
-    def replace(self, ranges: Sequence[SliceRange], rows: pa.Table, entry: LedgerEntry) -> int | None:
-        return _committed(_Replace(self.sink, ranges, rows), entry)
-
 
 def _committed(write: DeltaWrite, entry: LedgerEntry) -> int | None:
     try:
@@ -80,33 +69,6 @@ def _committed(write: DeltaWrite, entry: LedgerEntry) -> int | None:
 
 def _identity(kind: Kind, record: RedrivenRecord) -> tuple[object, ...]:
     return (*record.place, record.reason) if kind == "dead letters" else record.place
-
-
-@dataclass
-class _Replace(DeltaWrite):
-    """Rows that take the place of all rows of some ranges, in one commit."""
-
-    ranges: Sequence[SliceRange]
-    content: pa.Table
-
-    @property
-    def rows(self) -> int:
-        return int(self.content.num_rows)
-
-    def commit(self, entry: LedgerEntry) -> int | None:
-        inside = " OR ".join(f"({sql_condition(each)})" for each in self.ranges)
-
-        def write(handle: DeltaTable, properties: CommitProperties) -> None:
-            write_deltalake(
-                handle,
-                self.content,
-                mode="overwrite",
-                predicate=inside,
-                writer_properties=column_bounds.writer_properties(self.sink.schema),
-                commit_properties=properties,
-            )
-
-        return self.sink.commit(entry, write)
 
 
 _SOURCE = pa.schema(

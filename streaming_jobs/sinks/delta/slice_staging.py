@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -60,7 +59,6 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.text.sql import quoted
 
 if TYPE_CHECKING:
-    from pyarrow.dataset import Dataset
     from pyspark.sql import Column, DataFrame
 
     from streaming_jobs.sinks.base import PendingWrite
@@ -80,6 +78,9 @@ class DeltaSlices:
         for folder in (self.sink.path / STAGED).glob("*"):
             if folder.name not in needed:
                 remove_tree(folder)
+
+    def check(self, change: Mapping[str, Any], entry: LedgerEntry) -> None:
+        check_slice(self.sink, SliceChange.decode(change), entry)
 
     def replace(self, change: Mapping[str, Any], entry: LedgerEntry, at: Callable[[str], None]) -> int:
         try:
@@ -152,8 +153,15 @@ class DeltaStagedSlice:
             write.commit(LedgerEntry("batch", self.sink.stream, self.sink.name, 1, 0))
         return Rebuilt(pending.rows, pending.outcome.dropped + sum(each.rows for each in pending.before), refused)
 
+    def put(self, rows: pa.Table) -> None:
+        written = column_bounds.writer_properties(self.sink.schema)
+        write_deltalake(self._empty("after"), rows, mode="append", writer_properties=written)
+
     def before(self) -> DeltaTable:
         return delta_table(self.folder / "before")
+
+    def held(self) -> pa.Table:
+        return table_rows.rows(self.folder / "before")
 
     def after(self) -> DeltaTable:
         return delta_table(self.folder / "after")
@@ -253,16 +261,6 @@ def _micros(at: datetime) -> int:
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def rows_within(data: Dataset, ranges: Sequence[SliceRange]) -> pa.Table:
-    """The rows of a table in any of the ranges, in memory."""
-    parts = []
-    for batch in data.to_batches():
-        rows = pa.Table.from_batches([batch])
-        inside = [_inside(rows[chosen.column], chosen) for chosen in ranges]
-        parts.append(rows.filter(reduce(pc.or_, inside, pa.scalar(value=False))))
-    return pa.concat_tables(parts) if parts else data.schema.empty_table()
-
-
 def _inside(column: pa.ChunkedArray, chosen: SliceRange) -> Any:
     low, high = (pc.cast(pa.scalar(value), column.type) for value in chosen.bounds)
     return pc.and_(pc.greater_equal(column, low), pc.less(column, high))
@@ -347,6 +345,13 @@ def replace_slice(
     raise CommitRefused(f"table {sink.name} was committed to by others {_ATTEMPTS} times during one commit")
 
 
+def check_slice(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> None:
+    """Raise SliceOutdated for a change that `replace_slice` would not commit now."""
+    sink.update()
+    if _committed(sink, change, entry) is None:
+        _live_files(sink, change)
+
+
 def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int | None:
     """The version that has the slice already; raises SliceOutdated if other commits than batches came between."""
     if sink.table_id != change.table_id:
@@ -373,9 +378,7 @@ def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[A
     """The actions; the staged files get their names in the table."""
     if not all(path.isascii() for path in change.removes) and rename_unencoded(sink, entry.generation):
         raise SliceOutdated(f"files of table {sink.name} have got other names")
-    live = table_files(sink.path, sink.handle.version())
-    if gone := [path for path in change.removes if path not in live]:
-        raise SliceOutdated(f"{len(gone)} files of table {sink.name} were compacted since the slice was rebuilt")
+    live = _live_files(sink, change)
     for each in change.adds:
         source, target = sink.path / each.staged, sink.path / each.path
         if not source.exists() and not target.exists():
@@ -383,3 +386,11 @@ def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[A
         placed(source if source.exists() else target, target)
     now = int(time.time() * 1000)
     return [*(live[path].remove(now) for path in change.removes), *(each.file.add(each.path) for each in change.adds)]
+
+
+def _live_files(sink: DeltaSink, change: SliceChange) -> dict[str, TableFile]:
+    """The files of the table by their paths; raises SliceOutdated unless those that the change removes are there."""
+    live = table_files(sink.path, sink.handle.version())
+    if gone := [path for path in change.removes if path not in live]:
+        raise SliceOutdated(f"{len(gone)} files of table {sink.name} were compacted since the slice was rebuilt")
+    return live

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.cli import deadletters
+from orchestration.cli import deadletters, slices
 from reprocessing.redrive.redrive import RedriveReport
 from reprocessing.replay.difference import Difference
+from reprocessing.slices.quarantine import settled
 from reprocessing.slices.rebuild import SliceReport
 from streaming_jobs.errors import UsageError
 from streaming_jobs.ledger.positions import OffsetRange
 from tests.support.days import Days, declared
-from tests.support.redrives import asked, carry_out, record, with_letters
+from tests.support.redrives import asked, carry_out, quarantine_rows, record, with_letters
 from tests.unit.orchestration.cli.conftest import Declare, Run
 
 READ = OffsetRange("days", "id", {0: 0}, {0: 99})
@@ -69,9 +70,11 @@ def test_what_cannot_be_is_refused_before_a_broker_is_looked_for(
     assert code == UsageError.exit_code and "REC-001" in said and not (life.settings.home / "broker").exists()
 
 
-def test_rows_that_rules_take_out_of_a_rebuilt_slice_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_rebuilt_slice_changes_in_the_quarantine_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     same = Difference("hours", 3, 2, 2, 0, 1, {}, ())
-    rebuilt = SliceReport("a", "s", "hours", "1 May", "committed", 4, 5, 99, 1, 0, 0, 1, 0.5, same, READ)
+    aside = settled(quarantine_rows(1, 2), quarantine_rows(2, 3, 4))
+    rebuilt = SliceReport("a", "s", "hours", "1 May", "committed", 4, 5, 99, 1, 0, 0, 1, 0.5, same, READ, aside)
+    assert slices.as_json(rebuilt)["quarantine_came"] == 2
     deadletters._print(RedriveReport("s", "s_dead_letters", "committed", id="a", slices=(rebuilt,)))
     said = capsys.readouterr().err
-    assert "of table hours: committed, 3 rows before, 2 after; row rules take out 1 row" in said
+    assert "of table hours: committed, 3 rows before, 2 after; 1 row leaves its quarantine, 2 rows come" in said

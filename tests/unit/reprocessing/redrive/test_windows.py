@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from reprocessing.redrive import windows as module
 from reprocessing.redrive.redrive import checked
 from reprocessing.redrive.refusals import refused_rows
 from reprocessing.redrive.run import Made
-from reprocessing.redrive.window_rows import settled
 from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_rows, rebuild_windows, span_of
 from reprocessing.slices.rebuild import CheckedLetters, Tools
 from reprocessing.slices.spans import MOST_DAYS, TimeSpan
@@ -97,12 +95,9 @@ class TableSlices:
         self.rebuilt.setdefault(table.table.name, []).append(letters)
         return SimpleNamespace(offsets=self.read)
 
-    def rebuild_rows(self, _: Tools, __: Sliceable, *border: str, keep: Any, dry_run: bool) -> Any:
-        """A rebuild that is tried twice: what the first attempt has set aside does not count."""
+    def rebuild_rows(self, _: Tools, __: Sliceable, *border: str, dry_run: bool) -> Any:
         assert not dry_run
         self.borders.append(border)
-        for rows in (None, pa.table({"at": [border[0]]})):
-            keep(SimpleNamespace(quarantined=lambda rows=rows: rows))
         return SimpleNamespace(offsets=self.read)
 
 
@@ -165,18 +160,13 @@ def test_the_slices_of_quarantined_rows_are_those_of_their_values(
     life = Days.of(tmp_path, 1)
     tools = Tools(life.settings, None, "", None)  # type: ignore[arg-type]
     values = [at(1), None, at(1), at(72), at(2.5).replace(tzinfo=None), at(1000)]
-    found, today = rebuild_rows(tools, life.record, sliceable(life.stream, "days"), values, dry_run=False)
+    found = rebuild_rows(tools, life.record, sliceable(life.stream, "days"), values, dry_run=False)
     assert slices.borders == [("2013-03-01T01:00:00+00:00", "2013-03-01T02:31:00+00:00")]
     assert "null" in found.left[1] and "offsets are gone" in found.left[3] and "windows are open" in found.left[5]
     assert set(found.left) == {1, 3, 5} and found.open == {5} and len(found.slices) == 1
-    ((chosen, rows),) = ((each.chosen, each.rows) for each in today)
-    assert (chosen.begin, chosen.end) == (at(1), at(2.5) + timedelta(minutes=1))
-    assert rows is not None and rows["at"].to_pylist() == ["2013-03-01T01:00:00+00:00"]
 
 
-def test_rows_behind_a_rebuild_that_fails_are_left_and_those_before_it_are_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_behind_a_rebuild_that_fails_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slices = TableSlices()
 
     def rebuild(tools: Tools, table: Sliceable, *border: str, **options: Any) -> Any:
@@ -192,42 +182,12 @@ def test_rows_behind_a_rebuild_that_fails_are_left_and_those_before_it_are_settl
     tools, table = Tools(life.settings, None, "", None), sliceable(life.stream, "days")  # type: ignore[arg-type]
     values = [at(1), at(72), at(144)]
     failing = f"{at(72):%Y-%m-%d}"
-    found, today = rebuild_rows(tools, life.record, table, values, dry_run=False)
+    found = rebuild_rows(tools, life.record, table, values, dry_run=False)
     assert set(found.left) == {1, 2} and "a record raises" in found.left[1]
-    assert len(found.slices) == len(today) == 1
+    assert len(found.slices) == 1
     failing = f"{at(1):%Y-%m-%d}"
     with pytest.raises(FunctionRaised):
         rebuild_rows(tools, life.record, table, values, dry_run=False)
-
-
-def quarantined(*rows: tuple[float, float, str], batch: int = 1) -> pa.Table:
-    """Rows by hour, value and rule, in the columns of a quarantine."""
-    return pa.table(
-        {
-            "at": [at(hour) for hour, _, _ in rows],
-            "total": [float(total) for _, total, _ in rows],
-            "_rules": [[rule] for _, _, rule in rows],
-            "_reason": ["in words"] * len(rows),
-            **{name: pa.nulls(len(rows), pa.int64()) for name in ("_topic", "_partition", "_offset")},
-            "_generation": [1] * len(rows),
-            "_batch": [batch] * len(rows),
-        }
-    )
-
-
-def test_the_quarantine_gets_what_is_set_aside_of_the_slices_today() -> None:
-    nan = float("nan")
-    there = quarantined((1, 10, "small"), (2, 60, "small"), (3, 70, "small"), (3, 70, "small"), (4, nan, "small"))
-    today = [quarantined((2, 61, "small"), (3, 70, "small"), batch=9), quarantined((4, nan, "small"), batch=9)]
-    found = settled(there, today, "at")
-    assert [each.outcome for each in found.windows] == ["rebuilt", "rebuilt", "quarantined", "rebuilt", "quarantined"]
-    assert {each.at for each in found.windows} == {at(hour).isoformat() for hour in (1, 2, 3, 4)}
-    assert found.rows["_batch"].to_pylist() == [1, 1, 9] and found.rows["total"].to_pylist()[2] == 61
-    assert found.came == 1 and found.changes
-    again = settled(found.rows, today, "at")
-    assert not again.changes and again.rows.num_rows == 3
-    other_rule = settled(there.slice(0, 1), [quarantined((1, 10, "large"))], "at")
-    assert other_rule.changes and other_rule.rows["_rules"].to_pylist() == [["large"]]
 
 
 def test_a_slice_reads_letters_that_are_good_now_and_leaves_out_those_that_raise_now() -> None:

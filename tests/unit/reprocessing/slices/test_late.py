@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprocessing.slices import late as late_module
+from reprocessing.slices.base import OffsetsSkipped
 from reprocessing.slices.late import LateDay, kept_late, late_days, rebuild_late, unanswered
-from reprocessing.slices.rebuild import OffsetsSkipped, Tools
+from reprocessing.slices.rebuild import Tools
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry

@@ -11,7 +11,8 @@ import pytest
 from deltalake import write_deltalake
 
 from reprocessing.replay.difference import Difference
-from reprocessing.slices.rebuild import SliceOpen, Tools, late_records, nothing_committed, slice_offsets, take_base
+from reprocessing.slices.base import SliceOpen, late_records, take_base
+from reprocessing.slices.rebuild import Tools, nothing_committed, slice_offsets
 from streaming_jobs.declare.slices import Slices
 from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -153,7 +154,7 @@ def test_a_batch_that_comes_while_the_table_is_looked_at_is_the_stream_s_own(
             life.batch(5)
         return opened[-1]
 
-    monkeypatch.setattr("reprocessing.slices.rebuild.existing_table", opened_before_a_batch)
+    monkeypatch.setattr("reprocessing.slices.base.existing_table", opened_before_a_batch)
     made = base(life)
     assert (made.entry.batch, dict(made.offsets.end)) == (4, {0: 5 * HOURS})
     assert made.table.version == life.stored().version - 1

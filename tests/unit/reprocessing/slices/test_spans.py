@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reprocessing.slices.rebuild import OffsetsSkipped
+from reprocessing.slices.base import OffsetsSkipped
 from reprocessing.slices.spans import DAY, Lost, TimeSpan, each_slice, grouped
 from streaming_jobs.declare.slices import SliceRange, Slices, slice_range
 from streaming_jobs.errors import LeaseBusy, OffsetsLost, RecourseError

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from streaming_jobs import Holds
 from streaming_jobs.errors import Fenced, TransientError
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
@@ -25,20 +24,16 @@ from streaming_jobs.sinks.tables import open_tables
 from streaming_jobs.state import savepoints
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.support import ROOT
-from tests.support.days import Days, Topics, declared
+from tests.support.days import Days, Topics
 from tests.support.redrives import (
     LETTERS,
-    QUARANTINE,
     asked,
-    asked_for_windows,
     carry_out,
     letters,
-    quarantined,
     record,
     redriven,
     requests_of,
     with_letters,
-    with_quarantined,
 )
 
 pytestmark = pytest.mark.slow
@@ -100,27 +95,6 @@ def test_a_kill_at_any_point_is_carried_on_with_the_same_rows(life: Days, point:
     carry_out(life)
     assert (state_of(life, "a"), state_of(life, "b")) == ("committed", "outdated")
     assert redriven(life) == [100, 101] and set(letters(life)) == {102, 103}
-
-
-def test_the_rows_of_rebuilt_slices_are_replaced_once_and_no_other_one(tmp_path: Path) -> None:
-    stream = replace(declared(), rules={"days": [Holds("n >= 0", name="small", on_fail="quarantine")]})
-    life = with_quarantined(Days.of(tmp_path, 2, stream), 0, 1, 1, 2, 3, 5)
-    before = life.stored(QUARANTINE).position
-    one = asked_for_windows(life, "a", 1, 3, stays=[2])
-    two = asked_for_windows(life, "b", 2, 6)
-    assert (len(one.windows), len(two.windows)) == (3, 3)
-    carry_out(life)
-    assert (state_of(life, "a"), state_of(life, "b")) == ("committed", "committed")
-    assert quarantined(life) == [0] and life.stored(QUARANTINE).position == before
-    table = taking(open_tables(life.settings, life.stream)[QUARANTINE])
-    assert table.replace(two.slices, requests_of(life).rows("a", QUARANTINE), one.parts[0].ledger) is None
-    three = asked_for_windows(life, "c", 0, 1)
-    asked_for_windows(life, "d", 0, 1)
-    carry_out(life)
-    assert (state_of(life, "c"), state_of(life, "d")) == ("committed", "outdated") and not quarantined(life)
-    ended = requests_of(life).outcome("c")
-    assert ended is not None and (ended.windows, ended.slices) == (three.windows, three.slices)
-    assert not check_start(take_snapshot(life.settings, life.stream, Topics()))
 
 
 def test_while_one_table_lacks_a_redrive_no_batch_begins(life: Days, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
+from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
 from streaming_jobs.preflight.snapshot import take_snapshot
 from streaming_jobs.runtime import slice_commits
 from streaming_jobs.runtime.crash_points import SLICE_POINTS
-from streaming_jobs.runtime.slice_commits import SliceCommits, carry_out
-from streaming_jobs.sinks.delta.log import walk
+from streaming_jobs.runtime.slice_commits import PUT_OFF, SliceCommits, carry_out
+from streaming_jobs.sinks.delta.log import noted, walk
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.slice_staging import STAGED
 from streaming_jobs.sinks.sliced import SliceOutdated
@@ -29,7 +30,8 @@ from streaming_jobs.state.redrive_requests import RedriveRequests
 from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequests
 from streaming_jobs.testing import MemoryLeases
 from tests.support import ROOT
-from tests.support.days import Days, Topics, range_of
+from tests.support.days import Days, Topics, guarded, range_of
+from tests.support.redrives import QUARANTINE, quarantined, with_quarantine, with_quarantined
 
 pytestmark = pytest.mark.slow
 
@@ -241,7 +243,7 @@ def test_a_failure_after_the_commit_is_no_failure_of_the_slice(life: Days, monke
     monkeypatch.setattr(slice_commits, "crash_point", full_disk)
     life.requests.ask(life.rebuilt("a", 2, 77))
     table = open_tables(life.settings, life.stream)["days"]
-    done = slice_commits._carried_out(life.requests.waiting()[0], {"days": table})
+    done = slice_commits._carried_out(life.requests, life.requests.waiting()[0], {"days": table})
     assert (done.state, done.version) == ("committed", life.sink().handle.version())
 
 
@@ -286,3 +288,85 @@ def test_a_slice_that_another_process_commits_does_not_fence_the_running_driver(
     replace(life, "a", 2, 77)
     assert life.sink().epoch == running.epoch == 1 and not running.holds(life.entry(5))
     assert running.mark(life.entry(5)) is not None
+
+
+# A slice with what the quarantine of its table has of it: one change, the quarantine's commit first.
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Days:
+    """Day 2 has quarantined rows of hours 50 and 51, and day 3 one of hour 80."""
+    return with_quarantined(Days.of(tmp_path, 5, guarded()), 50, 51, 80)
+
+
+def ask_both(life: Days, name: str = "a") -> None:
+    """Day 2 has the number 77, and hours 51 and 52 are set aside."""
+    life.requests.ask(with_quarantine(life.rebuilt(name, 2, 77), life, 2, 51, 52))
+
+
+AFTER = {0: {0}, 1: {1}, 2: {77}, 3: {3}, 4: {4}}
+
+
+@pytest.mark.parametrize(
+    ("point", "aside", "table"),
+    [
+        ("slice_linked:0", [50, 51, 80], 2),
+        ("slice_committed:0", [51, 52, 80], 2),
+        ("slice_linked:1", [51, 52, 80], 2),
+        ("slice_committed:1", [51, 52, 80], 77),
+        ("slice_ended:0", [51, 52, 80], 77),
+    ],
+)
+def test_a_kill_between_the_quarantine_and_the_table_is_carried_on(
+    both: Days, point: str, aside: list[int], table: int
+) -> None:
+    ask_both(both)
+    driver = [sys.executable, "-m", "tests.support.days", str(both.settings.home), "guarded"]
+    environment = {**os.environ, "RECOURSE_CRASH": f"days:{point}", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run(driver, cwd=ROOT, env=environment, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (quarantined(both), both.numbers()[2]) == (aside, {table})
+    carry_out_all(both)
+    assert quarantined(both) == [51, 52, 80] and both.numbers() == AFTER and slices_in(both) == ["a"]
+    assert not both.requests.waiting()
+    ended = {each.table: each for each in both.requests.history()}
+    assert {(each.state, each.version) for each in ended.values()} == {
+        ("committed", both.stored(name).version) for name in ("days", QUARANTINE)
+    }
+    assert not any(each.quarantine or each.change for each in ended.values())
+    assert not check_start(take_snapshot(both.settings, both.stream, Topics()))
+
+
+@pytest.mark.parametrize("outdated", ["days", QUARANTINE])
+def test_a_slice_that_one_of_both_cannot_take_is_in_neither(both: Days, outdated: str) -> None:
+    ask_both(both)
+    folder = both.settings.tables / outdated
+    entry = LedgerEntry("upkeep" if outdated == "days" else "redrive", "days", outdated, 1, -1, plan="x")
+    write_deltalake(folder, DeltaTable(folder).to_pyarrow_table(), mode="overwrite", commit_properties=noted(entry))
+    carry_out_all(both)
+    assert ended(both).state == "outdated" and quarantined(both) == [50, 51, 80] and both.numbers()[2] == {2}
+
+
+def test_while_the_table_lacks_a_slice_that_its_quarantine_has_no_batch_begins(
+    both: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_both(both)
+    commits, batches = commits_of(both, clock=lambda: 0.0), list[int]()
+
+    def full_disk(point: str, stream: str, batch: int) -> None:
+        if (point, batch) == ("slice_linked", 1):
+            raise OSError("no space left on device")
+
+    def batch(_: object, number: int) -> None:
+        batches.append(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(slice_commits, "crash_point", full_disk)
+        with pytest.raises(TransientError, match="not in the table and its quarantine"):
+            commits.around(batch)(None, 5)  # type: ignore[arg-type]
+    assert not batches and quarantined(both) == [51, 52, 80] and both.numbers()[2] == {2}
+    commits.clock = lambda: PUT_OFF + 1.0
+    much_later = time.time() + 3600
+    monkeypatch.setattr(slice_commits.time, "time", lambda: much_later)  # a change that was begun does not expire
+    commits.around(batch)(None, 5)  # type: ignore[arg-type]
+    assert batches == [5] and both.numbers() == AFTER and ended(both).state == "committed"
