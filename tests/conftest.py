@@ -31,7 +31,7 @@ QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 """A JVM that lives for seconds is quicker without its optimising compiler."""
 _KEPT = ("RECOURSE_JARS_DIR", "RECOURSE_MAVEN_REPOSITORY")
 LONGEST_FIRST = (TESTS / "longest_first.txt").read_text(encoding="utf-8").split()
-"""Files of tests that take half a minute or more, the longest first: then no process is alone with one in the end."""
+"""Files of tests that take 20 seconds or more, the longest first: then no process is alone with one in the end."""
 
 
 def pytest_configure() -> None:

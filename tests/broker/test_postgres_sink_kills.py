@@ -64,7 +64,6 @@ def run(settings: Settings, bootstrap: str, streams: str, kill: str | None = Non
 
 
 KILLS = (
-    "pg_copied:secondary_committed:2",
     "pg_kept:transaction_open:1",
     "pg_beside:secondary_committed:1",
     "pg_totals:secondary_committed:1",

@@ -270,6 +270,7 @@ def mended(things):
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], tmp_path: Path

@@ -1,11 +1,13 @@
 """An S3 server for tests: moto in a child process, behind a recorder of requests that also makes them fail on demand.
 
 The server of moto checks a condition and writes afterwards; the recorder lets one write through at a time, so that
-conditions hold as those of S3 do.
+conditions hold as those of S3 do. It repeats moto's answer to a read until the next write: tables on a store are opened
+by thousands of reads of the same objects, which take moto two milliseconds each.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from urllib.request import urlopen
 
 _CONTROL = "/_control/"
 _WRITES = ("PUT", "POST", "DELETE")
+_CONDITIONS = ("MATCH", "NONE_MATCH", "MODIFIED_SINCE", "UNMODIFIED_SINCE")
 BUCKET = "lake"
 
 Kind = Literal["refused", "unavailable", "denied", "answer lost", "slow", "condition ignored"]
@@ -135,6 +138,50 @@ def without_credentials() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
 
 
+Answer = tuple[str, list[tuple[str, str]], list[bytes]]
+_OF_A_READ = ("REQUEST_METHOD", "QUERY_STRING", "HTTP_RANGE", *(f"HTTP_IF_{name}" for name in _CONDITIONS))
+
+
+class Answers:
+    """Answers to reads, repeated until a write: of an object until one of its key, of a listing until any.
+
+    Writes come one by one. An answer is not kept if a write began or ended while it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kept: dict[str, dict[tuple[object, ...], Answer]] = {}
+        self.borders = 0
+        """The number of begins and ends of writes."""
+
+    def of_read(self, environ: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer:
+        key, read = environ["PATH_INFO"].strip("/"), tuple(environ.get(name) for name in _OF_A_READ)
+        with self.lock:
+            known, before = self.kept.get(key, {}).get(read), self.borders
+        if known is not None:
+            return known
+        answer = ask()
+        with self.lock:
+            if self.borders == before:
+                self.kept.setdefault(key, {})[read] = answer
+        return answer
+
+    def of_write(self, environ: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer:
+        key = environ["PATH_INFO"].strip("/")
+        self._border(key)
+        try:
+            return ask()
+        finally:
+            self._border(key)
+
+    def _border(self, written: str) -> None:
+        """A write without a key may be one of any, such as a deletion of several; a read without one is a listing."""
+        with self.lock:
+            self.borders += 1
+            for key in [key for key in self.kept if key == written or "/" not in key or "/" not in written]:
+                del self.kept[key]
+
+
 class _Recorder:
     """A WSGI application around moto's."""
 
@@ -143,6 +190,7 @@ class _Recorder:
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.lock, self.writing = threading.Lock(), threading.Lock()
+        self.answers = Answers()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, key = environ["REQUEST_METHOD"], unquote(environ["PATH_INFO"])
@@ -178,16 +226,16 @@ class _Recorder:
         start(status, headers)
         return body
 
-    def obeyed(self, environ: dict[str, Any], *, alone: bool) -> tuple[str, list[tuple[str, str]], list[bytes]]:
-        answer: list[Any] = []
-        if alone:
-            self.writing.acquire()
-        try:
+    def obeyed(self, environ: dict[str, Any], *, alone: bool) -> Answer:
+        def ask() -> Answer:
+            answer: list[Any] = []
             body = [*self.app(environ, lambda status, headers, _=None: answer.extend((status, headers)))]
-        finally:
-            if alone:
-                self.writing.release()
-        return answer[0], answer[1], body
+            return answer[0], answer[1], body
+
+        if not alone:
+            return self.answers.of_read(environ, ask)
+        with self.writing:
+            return self.answers.of_write(environ, ask)
 
     def control(self, what: str, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         body = _body(environ)
@@ -213,10 +261,33 @@ def _serve() -> None:
     from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
+    class Handler(WSGIRequestHandler):
+        """Keeps a connection for further requests, which Werkzeug's handler does not."""
+
+        protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
+
+        def run_wsgi(self) -> None:
+            self.wfile.flush()  # "100 Continue", for a client that waits for it
+            environ = self.environ = self.make_environ()
+            chunked = "wsgi.input_terminated" in environ
+            length = None if chunked else int(environ.get("CONTENT_LENGTH") or 0)
+            environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+            answer: list[Any] = []
+            body = b"".join(recorder(environ, lambda status, headers: answer.extend((status, headers))))
+            status, headers = answer
+            code, _, words = status.partition(" ")
+            self.send_response_only(int(code), words)
+            for name, value in headers:
+                self.send_header(name, value)
+            if not any(name.lower() == "content-length" for name, _ in headers):
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            self.wfile.flush()
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    WSGIRequestHandler.protocol_version = "HTTP/1.1"
     recorder = _Recorder(create_backend_app("s3"))  # moto alone would look for the service of each request
-    server = make_server("127.0.0.1", 0, recorder, threaded=True)
+    server = make_server("127.0.0.1", 0, recorder, threaded=True, request_handler=Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     urlopen(HttpRequest(f"{endpoint}/{BUCKET}", method="PUT")).read()
