@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 #
 # Configuration: Spark copies and serialises it in each batch, twice for each operator with state. Two thirds of it
 # are what Hadoop's jar has as defaults for YARN and MapReduce, which a session on this machine does not use, but
-# for those of reading and writing files.
+# for those of reading and writing files. Beside each property Hadoop notes which file has set it, and compresses these
+# notes one by one whenever it serialises them.
 
 log = structlog.get_logger()
 
@@ -63,7 +64,7 @@ _DEFAULTS = """
 public class UnusedDefaults implements java.util.function.Function {
     private static final String KEPT = "mapreduce\\\\.(fileoutputcommitter|outputcommitter|input|output)\\\\..*";
 
-    public Object apply(Object configuration) {
+    public Object apply(Object configuration) throws Exception {
         org.apache.hadoop.conf.Configuration all = (org.apache.hadoop.conf.Configuration) configuration;
         java.util.List unused = new java.util.ArrayList();
         for (java.util.Iterator entries = all.iterator(); entries.hasNext();) {
@@ -77,6 +78,10 @@ public class UnusedDefaults implements java.util.function.Function {
         for (java.util.Iterator names = unused.iterator(); names.hasNext();) {
             all.unset((String) names.next());
         }
+        Class kind = org.apache.hadoop.conf.Configuration.class;
+        java.lang.reflect.Field sources = kind.getDeclaredField("updatingResource");
+        sources.setAccessible(true);
+        ((java.util.Map) sources.get(all)).clear();
         return Integer.valueOf(unused.size());
     }
 }

@@ -34,6 +34,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
+from pyspark.sql.udf import _wrap_function
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
@@ -153,8 +154,23 @@ def load(spark: SparkSession, reading: Reading[Any]) -> DataFrame:
     paths = tuple(path for path in sys.path if path)
     packed = cloudpickle.dumps(reading)  # type: ignore[no-untyped-call]
     named = {"packed": packed, "paths": paths, "name": classmethod(lambda _: name)}
-    spark.dataSource.register(type(name, (PackedSource,), named))
+    _register(spark, type(name, (PackedSource,), named))
     return (spark.read if reading.limits is None else spark.readStream).format(name).load()
+
+
+def _register(spark: SparkSession, source: type[DataSource]) -> None:
+    """`spark.dataSource.register`, but tasks that read the source get no accumulator of Python's.
+
+    None of ours adds to it, and yet at the end of each task Spark's scheduler would ask this process to merge it, and
+    wait, before it submits the next stage.
+    """
+    context, java = spark.sparkContext, spark._jsparkSession
+    assert context._jvm is not None
+    made = _wrap_function(context, source)
+    parts = (made.command, made.envVars, made.pythonIncludes, made.pythonExec, made.pythonVer, made.broadcastVars)
+    function = context._jvm.SimplePythonFunction(*(part() for part in parts), None)
+    kind = "org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource"
+    java.dataSource().registerPython(source.name(), getattr(context._jvm, kind)(function))
 
 
 class BatchReader(DataSourceReader):

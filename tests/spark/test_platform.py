@@ -55,6 +55,7 @@ def test_defaults_of_yarn_and_mapreduce_are_not_in_the_configuration_and_what_wa
         assert hadoop.get(name) == whole.get(name) is not None
     assert hadoop.get("mapreduce.fileoutputcommitter.algorithm.version") == "2"
     assert hadoop.get("fs.s3a.impl") and hadoop.get("fs.AbstractFileSystem.file.impl")
+    assert whole.getPropertySources("fs.s3a.impl") and not hadoop.getPropertySources("fs.s3a.impl")
 
 
 def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: SparkSession) -> None:

@@ -26,7 +26,7 @@ from streaming_jobs.errors import (
 )
 from streaming_jobs.formats.json import Json
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime import function_plan
+from streaming_jobs.runtime import function_plan, query_handle
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.function_plan import FunctionPlan, emit_of
 from streaming_jobs.runtime.query_builder import (
@@ -283,26 +283,15 @@ def test_any_other_trigger_is_refused(trigger: str) -> None:
         triggered(SimpleNamespace(), trigger, timedelta(0))  # type: ignore[arg-type]
 
 
-def test_counts_of_bad_records_wait_until_the_query_is_known() -> None:
-    class Metrics:
-        def __init__(self, count: int | None) -> None:
-            self.count = count
-
-        def isDefined(self) -> bool:
-            return self.count is not None
-
-        def get(self, name: str | None = None) -> Any:
-            if name is not None:
-                return Metrics({"recourse_things": 4}.get(name))
-            return SimpleNamespace(mkString=lambda _: f"{self.count},7")
-
-    execution = SimpleNamespace(observedMetrics=lambda: Metrics(0))
-    java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
-    handle, counts = QueryHandle(), []
+def test_counts_of_bad_records_wait_until_the_query_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = {"recourse_things": "4,7"}
+    figures = SimpleNamespace(of=lambda _: None, counts=counted.get)
+    monkeypatch.setattr(query_handle, "new_object", lambda *_: figures)
+    handle, counts = QueryHandle(object()), []  # type: ignore[arg-type]
     asking = threading.Thread(target=lambda: counts.append(handle.observed("recourse_things")))
     asking.start()
     assert not counts
-    handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
+    handle.bind(SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: None)))  # type: ignore[arg-type]
     asking.join(5)
     assert counts == [SourceCounts(4, 7)]
     assert handle.observed("recourse_others") == SourceCounts()
