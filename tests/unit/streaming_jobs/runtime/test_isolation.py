@@ -66,6 +66,24 @@ def test_where_a_run_says_where_it_stopped_a_record_takes_two_runs_and_three_in_
     assert (in_batches.runs, in_batches.alone) == (4, [6_666])
 
 
+def test_where_the_batch_itself_has_stopped_a_record_takes_one_run_and_two_in_batches() -> None:
+    exact = Function([6_666], near=lambda n: [(n, n + 1)])
+    alone = [(6_666, 6_667)]
+    found = raising(10_000, exact, 100, first=exact(alone), within=alone)
+    assert {number: error.found for number, error in found.items()} == {6_666: "no place for 6666"}
+    assert (exact.runs, exact.alone) == (2, [6_666]), "the record alone, all others"
+    in_batches = Function([6_666], near=lambda n: [(n, n + 1)])
+    batch = [(6_600, 6_700)]
+    assert raising(10_000, in_batches, 100, first=in_batches(batch), within=batch).keys() == {6_666}
+    assert (in_batches.runs, in_batches.alone) == (3, [6_666])
+    twice = Function([6_666, 9_000], near=lambda n: [(n, n + 1)])
+    assert raising(10_000, twice, 100, first=twice(alone), within=alone).keys() == {6_666, 9_000}
+    assert (twice.runs, twice.alone) == (5, [6_666, 0, 9_000]), "0 is a sample: not all raise"
+    with pytest.raises(TooManyRaise) as many:
+        raising(10_000, everything := Function(range(10_000)), 100, first=everything(alone), within=alone)
+    assert many.value.error.found == "no place for 6666"
+
+
 def test_a_run_that_stopped_elsewhere_than_it_said_is_the_last_one_that_is_believed() -> None:
     function = Function([0])
     function.near = lambda n: [(n + function.runs, n + function.runs + 1)]
@@ -102,6 +120,8 @@ def test_every_record_that_raises_is_found_and_no_other(case: tuple[int, set[int
     for near in (lambda n: [(n, n + 1)], lambda n: [(n - 3, n + 3), (0, 2)], lambda n: [(n + 1, count)]):
         if bad:
             assert pointed(Function(bad, near=near), count, count).keys() == bad
+            hinted, within = Function(bad, near=near), [(max(bad), max(bad) + 1)]
+            assert raising(count, hinted, count, first=hinted(within), within=within).keys() == bad
     assert function.runs <= (len(bad) + 1) * (math.ceil(math.log2(count + 1)) + 3) + 8
 
 
