@@ -164,8 +164,9 @@ def connected(clients: TopicClients, client: Location, purpose: Hashable, topic:
 
 def _close_old() -> None:
     """Close the readers of sessions that have ended: their client files are gone."""
-    for key in [key for key in _readers if is_client_gone(key[0])]:
-        _readers.pop(key).close()
+    for key in [key for key in list(_readers) if is_client_gone(key[0])]:  # other threads change them meanwhile
+        if (reader := _readers.pop(key, None)) is not None:
+            reader.close()
 
 
 def spans_of(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Span]:

@@ -6,8 +6,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +19,8 @@ from pyspark.logger import PySparkLogger
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising, unreported
-from streaming_jobs.runtime.kept_records import Places
+from streaming_jobs.runtime.kept_records import KeptRecords, Places
+from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted
 from streaming_jobs.sources.base import Span
 
 Near = Callable[[int], Sequence[Span]]
@@ -177,6 +181,38 @@ def test_numbers_are_the_offsets_of_a_batch_topic_by_topic_and_partition_by_part
     ]
     assert places.within([(1, 3), (6, 8)]) == [("a", 0, 11, 12), ("a", 1, 5, 6), ("a", 2, 1, 3)]
     assert places.numbers("a", np.array([2, 0, 1, 1]), np.array([1, 11, 7, 5])).tolist() == [6, 1, 4, 2]
+
+
+class HeldSource(NamedTuple):
+    """A topic whose record at offset 2 its format refuses; `read` has the records of partition 1 first."""
+
+    name: str
+    parameter: str
+
+    def read(self, rows: str, offsets: OffsetRange) -> pa.Table:
+        return pa.table(
+            {"partition": [1, 1, 0, 0, 0], "offset": [7, 8, 1, 2, 4], "_bad": [False, False, False, True, False]}
+        )
+
+    def held(self, spark: None, rows: pa.Table) -> pa.Table:
+        return rows
+
+
+def test_rows_that_a_batch_counts_are_those_of_its_good_records_by_partition_and_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranges = [OffsetRange("a", "id", {0: 1, 1: 7}, {0: 5, 1: 9})]
+    source: Any = HeldSource("a", "things")
+    kept = KeptRecords.of(None, [source], ranges, ExitStack(), in_driver=True)  # type: ignore[arg-type]
+    monkeypatch.setattr(PlannedOnce, "of", lambda _, held, frames, numbers: (held, numbers))
+    held, numbers = kept.planned(list, None)  # type: ignore[arg-type,misc]
+    assert held["things"]["offset"].to_pylist() == [1, 4, 7, 8]
+    assert numbers["things"].tolist() == [0, 3, 4, 5], "offset 3 is a gap"
+    counted = [
+        kept.counted(RowsCounted([("a", count), ("elsewhere", 9)], [(50, 100)])) for count in (0, 1, 2, 3, 4, 5, 6)
+    ]
+    assert [each.handed_out for each in counted] == [[("things", n)] for n in (0, 1, 1, 2, 3, 4, 4)]
+    assert all(each.came_back == [(50, 100)] for each in counted)
 
 
 def test_stack_traces_of_other_threads_are_still_written() -> None:
