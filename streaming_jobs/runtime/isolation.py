@@ -13,8 +13,8 @@ once, and kept meanwhile.
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
 If the records fit the driver's memory, each run is one job of a plan that Spark makes once, and says where it stopped
-(`planned_once.py`): one record takes two runs, with Python code three. With halves alone it takes log2(n) + 3. Without
-state, the repeated batch is the last run. A service that does not answer is no reason to set a record aside, so an
+(`planned_once.py`), as the batch itself does: one record takes one run, with Python code two or three. With halves alone
+it takes log2(n) + 3. Without state, the repeated batch is the last run. A service that does not answer is no reason to set a record aside, so an
 error of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every
 record.
 

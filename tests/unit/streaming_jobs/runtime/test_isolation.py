@@ -83,6 +83,8 @@ def test_where_the_batch_itself_has_stopped_a_record_takes_one_run_and_two_in_ba
     twice = Function([6_666, 9_000], near=lambda n: [(n, n + 1)])
     assert raising(10_000, twice, 100, first=twice(alone), within=alone).keys() == {6_666, 9_000}
     assert (twice.runs, twice.alone) == (5, [6_666, 0, 9_000]), "0 is a sample: not all raise"
+    flaky = Function([0, 1], once=[1], near=lambda n: [(n, n + 1)])
+    assert raising(2, flaky, 100, first=flaky([(0, 1)]), within=[(0, 1)]).keys() == {0}, "1 raised only once"
     with pytest.raises(TooManyRaise) as many:
         raising(10_000, everything := Function(range(10_000)), 100, first=everything(alone), within=alone)
     assert many.value.error.found == "no place for 6666"
