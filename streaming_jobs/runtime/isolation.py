@@ -13,10 +13,10 @@ once, and kept meanwhile.
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
 If the records fit the driver's memory, each run is one job of a plan that Spark makes once, and says where it stopped
-(`planned_once.py`), as the batch itself does: one record takes one run, with Python code two or three. With halves alone
-it takes log2(n) + 3. Without state, the repeated batch is the last run. A service that does not answer is no reason to set a record aside, so an
-error of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every
-record.
+(`planned_once.py`), as the batch itself does: one record takes one run, with Python code two or three. With halves
+alone it takes log2(n) + 3. Without state, the repeated batch is the last run. A service that does not answer is no
+reason to set a record aside, so an error of a connection ends the search. So does the error budget
+(`declare/error_policy.py`): a bug raises on every record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
 (`stateless_part.py`): what these make of a record depends on other ones.

@@ -353,4 +353,6 @@ def test_dead_letters_of_records_set_aside_are_read_alone_and_others_with_all_of
     assert letters(0, 2)[0] == [45, 50], "one of them is no longer in the topic"
     kept = list(kafka._readers.values())
     assert source.read("refused", OffsetRange(TOPIC, "id", {0: 0}, {0: 100})).num_rows == 2
-    assert list(kafka._readers.values()) == kept and not consumers[-1].positions, "it stays connected, and fetches nothing"
+    assert list(kafka._readers.values()) == kept and not consumers[-1].positions, (
+        "it stays connected, and fetches nothing"
+    )
