@@ -233,7 +233,7 @@ def _stopped_within(
     error = raised.__cause__
     if planned is None or counted is None or not isinstance(error, Exception):
         return []
-    near = planned.near(kept.counted(counted), error)
+    near, _ = _split([(0, len(kept.places))], planned.near(kept.counted(counted), error))  # each record once
     return near if size(near) <= _MOST_HINTED else []
 
 

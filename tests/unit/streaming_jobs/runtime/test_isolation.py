@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from pyspark.logger import PySparkLogger
 
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising, unreported
+from streaming_jobs.runtime.isolation import Failure, TooManyRaise, _stopped_within, raising, unreported
 from streaming_jobs.runtime.kept_records import KeptRecords, Places
 from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted
 from streaming_jobs.sources.base import Span
@@ -215,6 +216,19 @@ def test_rows_that_a_batch_counts_are_those_of_its_good_records_by_partition_and
     ]
     assert [each.handed_out for each in counted] == [[("things", n)] for n in (0, 1, 1, 2, 3, 4, 4)]
     assert all(each.came_back == [(50, 100)] for each in counted)
+
+
+def test_where_a_batch_has_stopped_each_record_is_once_and_few_are() -> None:
+    kept: Any = SimpleNamespace(places=range(1_000), counted=lambda counted: counted)
+    raised = FunctionRaised("no place")
+    raised.__cause__ = ValueError()
+
+    def within(*near: Span) -> list[Span]:
+        return _stopped_within(kept, SimpleNamespace(near=lambda *_: near), RowsCounted([], []), raised)  # type: ignore[arg-type]
+
+    assert within((10, 20), (15, 16), (5, 6), (18, 22)) == [(5, 6), (10, 20), (20, 22)]
+    assert within((990, 1_010)) == [(990, 1_000)]
+    assert within((0, 201)) == [] == _stopped_within(kept, None, RowsCounted([], []), raised)
 
 
 def test_stack_traces_of_other_threads_are_still_written() -> None:
