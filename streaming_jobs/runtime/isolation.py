@@ -40,7 +40,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import classify, with_traceback
 from streaming_jobs.runtime.kept_records import KeptRecords, size
 from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
-from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted, Stopped
+from streaming_jobs.runtime.planned_once import ROW_BY_ROW, PlannedOnce, RowsCounted, Stopped
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
@@ -222,19 +222,15 @@ def _raised(run: Callable[[], Stopped | None]) -> Failure | None:
     raise found from stopped.error
 
 
-_MOST_HINTED = 200
-"""Records to look at where the batch has stopped: no more than what goes row by row to Python code."""
-
-
 def _stopped_within(
     kept: KeptRecords, planned: PlannedOnce | None, counted: RowsCounted | None, raised: FunctionRaised
 ) -> list[Span]:
-    """Where the batch itself has stopped, by what it `counted`; empty if that is not known well."""
+    """Where the batch itself has stopped, by what it `counted`; empty if not known, or not so well that it helps."""
     error = raised.__cause__
     if planned is None or counted is None or not isinstance(error, Exception):
         return []
     near, _ = _split([(0, len(kept.places))], planned.near(kept.counted(counted), error))  # each record once
-    return near if size(near) <= _MOST_HINTED else []
+    return near if size(near) <= ROW_BY_ROW else []
 
 
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]

@@ -47,7 +47,9 @@ class _Node:
 HANDED_OUT, CAME_BACK = "numOutputRows", "pythonNumRowsReceived"
 """Spark's metrics of a leaf, and of an operator with Python code."""
 _BATCH = 100
-"""Rows of a batch for Python code; a part of twice as many at most goes row by row."""
+"""Rows of a batch for Python code."""
+ROW_BY_ROW = 2 * _BATCH
+"""Records of a part, at most, that go to Python code row by row."""
 _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.python.udf.maxRecordsPerBatch")
 
 
@@ -194,7 +196,7 @@ class _Run:
         self.rows = {name: _within(numbers, spans) for name, numbers in planned.numbers.items()}
         self.handed_out: list[tuple[str, Any]] = []
         self.came_back: list[Any] = []
-        self.batch = _BATCH if sum(end - begin for begin, end in spans) > 2 * _BATCH else 1
+        self.batch = _BATCH if sum(end - begin for begin, end in spans) > ROW_BY_ROW else 1
 
     def with_rows(self, node: _Node | Any) -> Any:
         """The operator above the records, made anew."""
