@@ -68,7 +68,8 @@ public class CountedRows implements java.util.function.BiFunction {{
     private void add(SparkPlan node, boolean say, StringBuilder found) {{
         boolean scan = node instanceof MicroBatchScanExec;
         scala.Option metric = node.metrics().get(scan ? "{HANDED_OUT}" : "{CAME_BACK}");
-        if (metric.isDefined()) {{
+        boolean keepsState = node.metrics().contains("{_DROPPED}"); // records are looked for ahead of it
+        if (metric.isDefined() && !keepsState) {{
             AccumulatorV2 rows = (AccumulatorV2) metric.get();
             if (say) {{
                 String of = scan ? ((MicroBatchScanExec) node).end().json() : node.nodeName();
