@@ -14,7 +14,7 @@ import pytest
 from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
 from streaming_jobs.runtime.kept_records import size
-from streaming_jobs.runtime.planned_once import PlannedOnce
+from streaming_jobs.runtime.planned_once import ROW_BY_ROW, PlannedOnce
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Span
@@ -129,8 +129,13 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
 
 
 @pytest.mark.timeout(600)
-def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_stops_the_stream(made: Bench) -> None:
+def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_stops_the_stream(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, run = list[Sequence[Span]](), PlannedOnce.run
+    monkeypatch.setattr(PlannedOnce, "run", lambda self, spans: (planned.append(spans), run(self, spans))[1])
     ended = made.run(raising_flows.summed)
+    assert size(planned[0]) <= ROW_BY_ROW, "the batch itself said where it stopped"
     assert ended.status.state == "stopped", ended.status.error
     totals = {row["k"]: row["c"] for row in rows(made.settings, "summed")}
     assert totals == {key: count for key, (count, _) in expected_totals(GOOD).items()}
