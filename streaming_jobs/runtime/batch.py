@@ -319,6 +319,8 @@ class BatchPipeline:
     ) -> tuple[Mapping[str, PendingWrite], Mapping[str, SourceCounts] | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
+            if self._search is not None and path == "driver" and self.query is not None:
+                self.query.count_failed_rows()
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
@@ -344,6 +346,7 @@ class BatchPipeline:
             raise error
 
         in_driver = path == "driver"
+        counted = self.query.rows_counted() if in_driver and self.query is not None else None
 
         def note_attempt() -> None:
             """Anew: the failure has removed the note, and the search or the repeated batch may kill the driver, too."""
@@ -358,7 +361,9 @@ class BatchPipeline:
         check, again = self.hooks.check_lease, None if self.traits.may_keep_state else repeat
         note_attempt()
         with self.files.attempts.watched():
-            isolated = search.isolate(spark, entry, raised, held, check, in_driver=in_driver, repeat=again)
+            isolated = search.isolate(
+                spark, entry, raised, held, check, in_driver=in_driver, counted=counted, repeat=again
+            )
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if isolated is None:
             self.files.attempts.forget()

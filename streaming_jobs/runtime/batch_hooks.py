@@ -26,6 +26,7 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.ledger_file import LedgerFile
 
 if TYPE_CHECKING:
+    from streaming_jobs.runtime.planned_once import RowsCounted
     from streaming_jobs.sources.base import SourceCounts
     from streaming_jobs.sources.read_times import BatchReadTimes
 
@@ -49,6 +50,12 @@ class Query(Protocol):
 
     def dropped_behind(self) -> int | None:
         """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
+
+    def count_failed_rows(self) -> None:
+        """Count the rows of the plan that runs next even if it fails."""
+
+    def rows_counted(self) -> RowsCounted | None:
+        """The rows, by topic, of a plan that has failed since; None if this Spark does not say."""
 
     def read_times(self) -> BatchReadTimes:
         """The seconds that reading and decoding the batch's records took."""

@@ -13,10 +13,10 @@ once, and kept meanwhile.
       what is not known yet, all at once: raises? then the same again, without the records that are set aside
 
 If the records fit the driver's memory, each run is one job of a plan that Spark makes once, and says where it stopped
-(`planned_once.py`): one record takes two runs, with Python code three. With halves alone it takes log2(n) + 3. Without
-state, the repeated batch is the last run. A service that does not answer is no reason to set a record aside, so an
-error of a connection ends the search. So does the error budget (`declare/error_policy.py`): a bug raises on every
-record.
+(`planned_once.py`), as the batch itself does: one record takes one run, with Python code two or three. With halves
+alone it takes log2(n) + 3. Without state, the repeated batch is the last run. A service that does not answer is no
+reason to set a record aside, so an error of a connection ends the search. So does the error budget
+(`declare/error_policy.py`): a bug raises on every record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
 (`stateless_part.py`): what these make of a record depends on other ones.
@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
@@ -40,7 +40,7 @@ from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import classify, with_traceback
 from streaming_jobs.runtime.kept_records import KeptRecords, size
 from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
-from streaming_jobs.runtime.planned_once import PlannedOnce, Stopped
+from streaming_jobs.runtime.planned_once import ROW_BY_ROW, PlannedOnce, RowsCounted, Stopped
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span
@@ -90,17 +90,21 @@ def raising(
     allowed: int,
     *,
     first: Failure | None = None,
+    within: Sequence[Span] = (),
     completes: Callable[[Found], bool] = lambda _: False,
 ) -> dict[int, FunctionRaised]:
     """The numbers below `count` that raise alone, two runs in a row, each with its error; raises TooManyRaise.
 
-    `first` is what all of them raise. `completes` runs the batch without a number that was found, true if it does not
-    raise. Ends where a number that raised with others does not raise alone: then the rest is not reproducible.
+    `first` is what all of them raise, or those `within` some spans, near which the batch itself has stopped.
+    `completes` runs the batch without a number that was found, true if it does not raise. Ends where a number that
+    raised with others does not raise alone: then the rest is not reproducible.
     """
     found: dict[int, FunctionRaised] = {}
-    suspects, failure = [(0, count)], first
+    suspects, others = _split([(0, count)], within or [(0, count)])
+    failure, error = first, first.error if first is not None and others else None
     while suspects:
-        number, unknown, error = _narrowed(suspects, failure, raises)
+        number, unknown, error = _narrowed(suspects, failure, error, raises)
+        unknown, others = [*unknown, *others], []
         if error is None:
             alone = [(number, number + 1)]
             if raises(alone) is None or (failure := raises(alone)) is None:
@@ -113,22 +117,22 @@ def raising(
             break
         if not unknown or (failure := raises(unknown)) is None:
             break
-        suspects = unknown
-        if len(found) == 1 and size(suspects) > allowed and _all_raise(suspects, raises):
+        if len(found) == 1 and size(unknown) > allowed and _all_raise(unknown, raises):
             raise TooManyRaise(1 + _SAMPLES, error)
+        suspects, error = unknown, None
     return found
 
 
 def _narrowed(
-    suspects: Sequence[Span], failure: Failure | None, raises: Raises
+    suspects: Sequence[Span], failure: Failure | None, error: FunctionRaised | None, raises: Raises
 ) -> tuple[int, list[Span], FunctionRaised | None]:
     """A number of the suspects, which raise together, and the spans beside it that may raise too.
 
-    With its error if it raised alone, right after a run that stopped there. A run that stopped elsewhere than it said
-    is the last one that is believed.
+    With its error if it raised alone, right after a run that stopped there: `error` is that of the suspects. A run that
+    stopped elsewhere than it said is the last one that is believed.
     """
     unknown: list[Span] = []
-    error, believed = None, True
+    believed = True
     while (count := size(suspects)) > 1:
         part, others = _split(suspects, failure.near if failure is not None and believed else ())
         if told := 0 < size(part) < count:
@@ -218,6 +222,17 @@ def _raised(run: Callable[[], Stopped | None]) -> Failure | None:
     raise found from stopped.error
 
 
+def _stopped_within(
+    kept: KeptRecords, planned: PlannedOnce | None, counted: RowsCounted | None, raised: FunctionRaised
+) -> list[Span]:
+    """Where the batch itself has stopped, by what it `counted`; empty if not known, or not so well that it helps."""
+    error = raised.__cause__
+    if planned is None or counted is None or not isinstance(error, Exception):
+        return []
+    near, _ = _split([(0, len(kept.places))], planned.near(kept.counted(counted), error))  # each record once
+    return near if size(near) <= ROW_BY_ROW else []
+
+
 Runs = Callable[[Mapping[str, "DataFrame"]], Sequence["DataFrame"]]
 """The frames to run for these records: the outputs in the columns of their sinks, or what is ahead of the state."""
 
@@ -246,6 +261,8 @@ class Isolation:
     aside: SetAside
     in_replay: bool = False
     clock: Callable[[], float] = time.time
+    _planned_before: PlannedOnce | None = field(default=None, init=False)
+    """The frames as they were planned for an earlier batch."""
 
     @classmethod
     def of(
@@ -280,11 +297,13 @@ class Isolation:
         check_lease: Callable[[], None],
         *,
         in_driver: bool,
+        counted: RowsCounted | None,
         repeat: Callable[[Sequence[DataFrame]], Staged] | None,
     ) -> Isolated[Staged] | None:
         """Set aside the records on which the function raises; the list is durable when this returns.
 
-        `in_driver`: the records fit the driver's memory. `repeat` stages frames of the batch without them, which nobody
+        `in_driver`: the records fit the driver's memory. `counted`: the rows, by topic, that the batch has handed out
+        until it raised; None if that is not known. `repeat` stages frames of the batch without them, which nobody
         sees yet: that is the last run of the search. With state it is None, and so is the result.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
@@ -321,10 +340,13 @@ class Isolation:
             with unreported():
                 planned = self._planned(kept)
                 run_part = self._run_part_of(kept) if planned is None else planned.run
-                first = None if planned is None else raises([(0, len(places))])
+                within = _stopped_within(kept, planned, counted, raised)
+                first = raises(within) if within else None
+                if planned is not None and first is None:
+                    first = raises(within := [(0, len(places))])
                 found = dict[int, FunctionRaised]()
                 if planned is None or first is not None:
-                    found = raising(len(places), raises, allowed, first=first, completes=completes)
+                    found = raising(len(places), raises, allowed, first=first, within=within, completes=completes)
         except TooManyRaise as many:
             raise self._too_many(many, entry.txn, len(places)) from raised
         if not found:
@@ -356,6 +378,7 @@ class Isolation:
         log.info("batch searched", stream=self.stream, batch=entry.batch, runs=runs, seconds=time.monotonic() - began)
         if isolated is None:
             stage(found)
+        self._planned_before = None if planned is None else planned.without_records()
         return isolated
 
     @property
@@ -382,11 +405,11 @@ class Isolation:
 
     def _planned(self, kept: KeptRecords) -> PlannedOnce | None:
         """The frames planned once for all parts; None if each part has a plan of its own."""
-        planned = None
+        before, planned, self._planned_before = self._planned_before, None, None
 
         def plan() -> None:
             nonlocal planned
-            planned = kept.planned(self.runs)
+            planned = kept.planned(self.runs, before)
 
         _raised(plan)  # what raises in the planner does so in a part's, too
         return planned

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.planned_once import PlannedOnce
+from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted
 from streaming_jobs.sources.base import Span
 from streaming_jobs.state.set_aside import RaisingRecord
 
@@ -90,6 +90,8 @@ class KeptRecords:
     places: Places
     in_driver: bool
     _held: dict[str, tuple[Sequence[Range], pa.Table]] = field(default_factory=dict)
+    _good: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """By parameter, which of the records of `planned` are good, in the order of their numbers."""
 
     @classmethod
     def of(
@@ -119,29 +121,38 @@ class KeptRecords:
             frames[source.parameter] = source.good(frame)
         return frames
 
-    def planned(self, frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]]) -> PlannedOnce | None:
-        """The `frames` of the good records, planned once.
+    def planned(
+        self, frames: Callable[[Mapping[str, DataFrame]], Sequence[DataFrame]], before: PlannedOnce | None
+    ) -> PlannedOnce | None:
+        """The `frames` of the good records, planned once: for the batch `before`, if that holds for this one.
 
         None if the records are not in the driver's memory, or the plans cannot be run on parts of them.
         """
         import numpy as np  # a session imports it while Spark starts
-        import pyarrow.compute as pc
 
         if not self.is_small([(0, len(self.places))]):
             return None
         held, numbers = {}, {}
         for source in self.sources:
             rows = self._rows(source, [each for each in self.places.ranges if each[0] == source.name])
-            rows = rows.filter(pc.invert(rows["_bad"]))  # a row of the plan is then a row for the function
             number = self.places.numbers(source.name, np.asarray(rows["partition"]), np.asarray(rows["offset"]))
             order = np.argsort(number)
-            held[source.parameter] = source.held(self.spark, rows.take(order))
-            numbers[source.parameter] = number[order]
+            good = ~np.asarray(rows["_bad"])[order]  # a row of the plan is a row for the function
+            held[source.parameter] = source.held(self.spark, rows.take(order[good]))
+            numbers[source.parameter] = number[order[good]]
+            self._good[source.parameter] = good
 
-        def good(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
+        def good_frames(records: Mapping[str, DataFrame]) -> Sequence[DataFrame]:
             return frames({source.parameter: source.good(records[source.parameter]) for source in self.sources})
 
-        return PlannedOnce.of(self.spark, held, good, numbers)
+        again = None if before is None else before.on(held, numbers)
+        return PlannedOnce.of(self.spark, held, good_frames, numbers) if again is None else again
+
+    def counted(self, batch: RowsCounted) -> RowsCounted:
+        """The rows that the batch has counted by topic, refused records among them, as runs of `planned` count them."""
+        by_topic = {source.name: source.parameter for source in self.sources}
+        known = [(by_topic[name], count) for name, count in batch.handed_out if name in by_topic]
+        return replace(batch, handed_out=[(name, int(self._good[name][:count].sum())) for name, count in known])
 
     def is_small(self, spans: Sequence[Span]) -> bool:
         return self.in_driver and size(spans) <= _SMALL

@@ -1,7 +1,8 @@
 """Plans that Spark makes once for all records of a batch, and that run on any part of the records.
 
 A plan over records in the driver's memory has them in leaves, `LocalTableScan`. For a part, the physical plan is made
-again with other rows in those leaves: no analysis, no optimiser, no compiler; a run is one job of Spark.
+again with other rows in those leaves: no analysis, no optimiser, no compiler; a run is one job of Spark. Records of a
+later batch are such a part, too, unless the plan depends on its time, or reads more than records.
 
 A run that raises says where it stopped. Spark evaluates row by row: the row that a leaf handed out last is the one that
 raised. Python code gets its rows in batches and reads ahead; there, it is the first row behind those that came back.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -29,11 +30,13 @@ log = structlog.get_logger()
 _LEAF = "LocalTableScanExec"
 _OTHER_LEAVES = frozenset({"FileSourceScanExec", "BatchScanExec", "RangeExec", "OneRowRelationExec"})
 """What a function may read beside the records. Any other leaf may hide records: that of a kept frame, or of an RDD."""
+_LASTING = frozenset({_LEAF, "RangeExec", "OneRowRelationExec"})
+"""Leaves that are the same in a later batch, but for the records."""
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A physical operator above records: it is made anew for each part, and others are kept."""
+    """A physical operator above records, without any: it is made anew for each part, and others are kept."""
 
     plan: Any
     children: tuple[_Node | Any, ...]
@@ -41,10 +44,12 @@ class _Node:
     """The source whose records a leaf has."""
 
 
-_HANDED_OUT, _CAME_BACK = "numOutputRows", "pythonNumRowsReceived"
+HANDED_OUT, CAME_BACK = "numOutputRows", "pythonNumRowsReceived"
 """Spark's metrics of a leaf, and of an operator with Python code."""
 _BATCH = 100
-"""Rows of a batch for Python code; a part of twice as many at most goes row by row."""
+"""Rows of a batch for Python code."""
+ROW_BY_ROW = 2 * _BATCH
+"""Records of a part, at most, that go to Python code row by row."""
 _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.python.udf.maxRecordsPerBatch")
 
 
@@ -57,6 +62,30 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class RowsCounted:
+    """The rows that a run has handed out until it raised, by source, and those that came back to each Python operator.
+
+    Beside the latter, the rows of a batch for Python code.
+    """
+
+    handed_out: Sequence[tuple[str, int]]
+    came_back: Sequence[tuple[int, int]]
+
+    def near(self, error: Exception) -> list[tuple[str, int, int]]:
+        """Where the run that raised `error` stopped: ranges of rows by source."""
+        from pyspark.errors import PythonException
+
+        last = [(name, count - 1, count) for name, count in self.handed_out if count]
+        if not self.came_back:
+            return last
+        back, batch = min(self.came_back)
+        ahead = isinstance(error, PythonException)  # else, an expression on what has come back
+        first = back if ahead else max(back - batch, 0)
+        behind = [(name, first, first + batch) for name, _ in self.handed_out]
+        return behind if ahead else [*behind, *last]
+
+
+@dataclass(frozen=True)
 class PlannedOnce:
     """Frames of one function, planned for all records of a batch."""
 
@@ -65,6 +94,10 @@ class PlannedOnce:
     schemas: Sequence[Any]
     numbers: Mapping[str, NDArray[Any]]
     """The number of each record by source, in the order of the records: ascending."""
+    rows: Mapping[str, Any]
+    """The records by source, as Spark has them."""
+    largest: Mapping[str, int]
+    """The records for which the plans were made, by source; none if they are for this batch alone."""
 
     @classmethod
     def of(
@@ -85,8 +118,12 @@ class PlannedOnce:
             made = [frame._jdf for frame in frames(held)]
             plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
-            records = _Records.of(spark._jvm, held)
-            planned = cls(spark, [_node(plan, records) for plan in plans], [each.schema() for each in made], numbers)
+            rows = {name: _rows(frame) for name, frame in held.items()}
+            records = _Records(spark._jvm, {_identity(spark._jvm, each): name for name, each in rows.items()})
+            nodes = [_node(plan, records) for plan in plans]
+            lasts = all(records.last_beyond(frame.queryExecution()) for frame in made)
+            largest = {name: int(each.size()) for name, each in rows.items()} if lasts else {}
+            planned = cls(spark, nodes, [each.schema() for each in made], numbers, rows, largest)
             planned.frames(())
         except _CannotBeParted:
             return None
@@ -96,6 +133,36 @@ class PlannedOnce:
             log.info("each part of the batch is planned anew", reason=str(error))
             return None
         return planned
+
+    def without_records(self) -> PlannedOnce:
+        """The plans alone, to be kept for a later batch."""
+        return replace(self, numbers={}, rows={})
+
+    def on(self, held: Mapping[str, DataFrame], numbers: Mapping[str, NDArray[Any]]) -> PlannedOnce | None:
+        """The same plans on the records of another batch; None if these have to be planned.
+
+        So do more records than there were: Spark may have left out a limit that they reach.
+        """
+        if any(len(numbers[name]) > self.largest.get(name, -1) for name in held):
+            return None
+        return replace(self, numbers=numbers, rows={name: _rows(frame) for name, frame in held.items()})
+
+    def near(self, counted: RowsCounted, error: Exception) -> list[Span]:
+        """Where a run of all records stopped; spans of numbers."""
+        everything = {name: [(0, len(numbers))] for name, numbers in self.numbers.items()}
+        return self._spans(counted.near(error), everything)
+
+    def _spans(self, near: Sequence[tuple[str, int, int]], parts: Mapping[str, Sequence[Span]]) -> list[Span]:
+        """The spans of numbers of some rows of the parts, each a number of ranges of all rows."""
+        import numpy as np  # a session imports it while Spark starts
+
+        spans = []
+        for name, begin, end in near:
+            part = np.concatenate([np.arange(0), *(np.arange(*span) for span in parts[name])])[begin:end]
+            if len(part):
+                numbers = self.numbers[name]
+                spans.append((int(numbers[part[0]]), int(numbers[part[-1]]) + 1))
+        return spans
 
     def run(self, spans: Sequence[Span]) -> Stopped | None:
         """Run each plan on the records with these numbers, in one task; None if none raises."""
@@ -107,7 +174,7 @@ class PlannedOnce:
                     with run.in_batches():
                         plan.executeCollect()
                 except Exception as error:  # noqa: BLE001 - whoever searches judges it
-                    return Stopped(error, run.stopped_near(error))
+                    return Stopped(error, self._spans(run.counted.near(error), run.rows))
         return None
 
     def frames(self, spans: Sequence[Span]) -> list[DataFrame]:
@@ -129,25 +196,24 @@ class _Run:
         self.rows = {name: _within(numbers, spans) for name, numbers in planned.numbers.items()}
         self.handed_out: list[tuple[str, Any]] = []
         self.came_back: list[Any] = []
-        self.batch = _BATCH if sum(end - begin for begin, end in spans) > 2 * _BATCH else 1
+        self.batch = _BATCH if sum(end - begin for begin, end in spans) > ROW_BY_ROW else 1
 
     def with_rows(self, node: _Node | Any) -> Any:
         """The operator above the records, made anew."""
         if not isinstance(node, _Node):
             return node
         if node.records is not None:
-            plan, rows = node.plan, node.plan.rows()
-            if sum(end - begin for begin, end in self.rows[node.records]) < rows.size():  # Spark keeps equal children
-                part = rows.slice(0, 0)
-                for begin, end in self.rows[node.records]:
-                    part = part.concat(rows.slice(begin, end))
-                plan = plan.copy(plan.output(), part, plan.stream())
-            self.handed_out.append((node.records, self._counted(plan, _HANDED_OUT)))
+            rows = self.planned.rows[node.records]
+            part = rows.slice(0, 0)
+            for begin, end in self.rows[node.records]:
+                part = part.concat(rows.slice(begin, end))
+            plan = node.plan.copy(node.plan.output(), part, node.plan.stream())
+            self.handed_out.append((node.records, self._counted(plan, HANDED_OUT)))
             return plan
         jvm: Any = self.planned.spark._jvm
         plan = node.plan.withNewChildren(jvm.PythonUtils.toSeq([self.with_rows(each) for each in node.children]))
-        if plan.metrics().contains(_CAME_BACK):
-            self.came_back.append(self._counted(plan, _CAME_BACK))
+        if plan.metrics().contains(CAME_BACK):
+            self.came_back.append(self._counted(plan, CAME_BACK))
         return plan
 
     def _counted(self, plan: Any, name: str) -> Any:
@@ -172,28 +238,12 @@ class _Run:
             for name, value in before.items():
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
 
-    def stopped_near(self, error: Exception) -> list[Span]:
-        """Where the run stopped, by the rows that were counted; spans of numbers."""
-        from pyspark.errors import PythonException
-
-        near = [(name, count - 1, count) for name, metric in self.handed_out if (count := int(metric.value()))]
-        if self.came_back:
-            back = min(int(metric.value()) for metric in self.came_back)
-            ahead = isinstance(error, PythonException)  # else, an expression on what has come back
-            first = back if ahead else max(back - self.batch, 0)
-            behind = [(name, first, first + self.batch) for name, _ in self.handed_out]
-            near = behind if ahead else [*behind, *near]
-        return [span for name, begin, end in near if (span := self._numbers(name, begin, end)) is not None]
-
-    def _numbers(self, source: str, begin: int, end: int) -> Span | None:
-        """The span of numbers of some rows of the part; None if it has no such rows."""
-        import numpy as np  # a session imports it while Spark starts
-
-        part = np.concatenate([np.arange(0), *(np.arange(*span) for span in self.rows[source])])[begin:end]
-        if not len(part):
-            return None
-        numbers = self.planned.numbers[source]
-        return int(numbers[part[0]]), int(numbers[part[-1]]) + 1
+    @property
+    def counted(self) -> RowsCounted:
+        return RowsCounted(
+            [(name, int(metric.value())) for name, metric in self.handed_out],
+            [(int(metric.value()), self.batch) for metric in self.came_back],
+        )
 
 
 def _within(numbers: NDArray[Any], spans: Sequence[Span]) -> list[Span]:
@@ -214,14 +264,34 @@ class _Records:
     jvm: Any
     by_first_row: Mapping[int, str]
 
-    @classmethod
-    def of(cls, jvm: Any, held: Mapping[str, DataFrame]) -> _Records:
-        leaves = {name: _each(frame._jdf.queryExecution().analyzed().collectLeaves()) for name, frame in held.items()}
-        return cls(jvm, {_identity(jvm, leaf.data()): name for name, (leaf,) in leaves.items()})
-
     def source_of(self, leaf: Any) -> str | None:
         """The source whose records a leaf has; None: it has others."""
         return self.by_first_row.get(_identity(self.jvm, leaf.rows()))
+
+    def last_beyond(self, query: Any) -> bool:
+        """True if the plan holds for other records at another time.
+
+        Not if it asks for the time or for random numbers, which Spark takes when it plans, or reads files or a table.
+        Nor if a source has no record: then the plan may lack its leaf.
+        """
+        analysed, time = query.analyzed(), self.jvm.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
+        if 0 in self.by_first_row or not analysed.deterministic() or analysed.containsPattern(time):
+            return False
+        leaves = _each(query.executedPlan().collectLeaves())
+        return all(str(leaf.getClass().getSimpleName()) in _LASTING for leaf in leaves)
+
+    def without(self, plan: Any) -> Any:
+        """The operator without its link to a logical plan, which has the records."""
+        tags = self.jvm.org.apache.spark.sql.execution.SparkPlan
+        plan.unsetTagValue(tags.LOGICAL_PLAN_TAG())
+        plan.unsetTagValue(tags.LOGICAL_PLAN_INHERITED_TAG())
+        return plan
+
+
+def _rows(frame: DataFrame) -> Any:
+    """The records of a frame in the driver's memory, as Spark has them."""
+    (leaf,) = _each(frame._jdf.queryExecution().analyzed().collectLeaves())
+    return leaf.data()
 
 
 def _identity(jvm: Any, rows: Any) -> int:
@@ -242,10 +312,15 @@ def _parted(plan: Any, records: _Records) -> _Node | Any:
         raise _CannotBeParted
     if children:
         below = tuple(_parted(child, records) for child in children)
-        return _Node(plan, below) if any(isinstance(each, _Node) for each in below) else plan
+        if not any(isinstance(each, _Node) for each in below):
+            return plan
+        plans = [each.plan if isinstance(each, _Node) else each for each in below]
+        empty = plan.withNewChildren(records.jvm.PythonUtils.toSeq(plans))
+        return _Node(records.without(empty), below)
     if kind == _LEAF:
-        source = records.source_of(plan)
-        return plan if source is None else _Node(plan, (), source)
+        if (source := records.source_of(plan)) is None:
+            return plan
+        return _Node(records.without(plan.copy(plan.output(), plan.rows().slice(0, 0), plan.stream())), (), source)
     if kind not in _OTHER_LEAVES:
         raise _CannotBeParted
     return plan

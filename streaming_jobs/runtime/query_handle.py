@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
+from streaming_jobs.runtime.planned_once import CAME_BACK, HANDED_OUT, RowsCounted
 from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.read_times import BatchReadTimes
 from streaming_jobs.state.stream_record import StreamRecord
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = structlog.get_logger()
 
 _DROPPED, _WATERMARK = "numRowsDroppedByWatermark", "eventTimeWatermarkForLateEvents"
 _BATCH_FIGURES = f"""
@@ -61,6 +67,38 @@ public class BatchFigures {{
     }}
 }}
 """
+_COUNTED_ROWS = f"""
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
+import org.apache.spark.util.AccumulatorMetadata;
+import org.apache.spark.util.AccumulatorV2;
+
+public class CountedRows implements java.util.function.BiFunction {{
+    public Object apply(Object plan, Object say) {{
+        StringBuilder found = new StringBuilder();
+        add((SparkPlan) plan, ((Boolean) say).booleanValue(), found);
+        return found.toString();
+    }}
+
+    private void add(SparkPlan node, boolean say, StringBuilder found) {{
+        boolean scan = node instanceof MicroBatchScanExec;
+        scala.Option metric = node.metrics().get(scan ? "{HANDED_OUT}" : "{CAME_BACK}");
+        boolean keepsState = node.metrics().contains("{_DROPPED}"); // records are looked for ahead of it
+        if (metric.isDefined() && !keepsState) {{
+            AccumulatorV2 rows = (AccumulatorV2) metric.get();
+            if (say) {{
+                String of = scan ? ((MicroBatchScanExec) node).end().json() : node.nodeName();
+                found.append(rows.value()).append(' ').append(scan).append(' ').append(of).append('\\n');
+            }} else {{
+                rows.metadata_$eq(new AccumulatorMetadata(rows.id(), rows.name(), true));
+            }}
+        }}
+        for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
+            add((SparkPlan) nodes.next(), say, found);
+    }}
+}}
+"""
+_PICKLED = "BatchEvalPython"
 
 
 class QueryHandle:
@@ -71,12 +109,16 @@ class QueryHandle:
         self._spark = spark
         self._times = times
         self._ready = threading.Event()
+        self._query: Any = None
         self._figures: Any = None
+        self._counted_rows: Any = None
+        self._counts = True
 
     def bind(self, query: StreamingQuery) -> None:
         assert self._spark is not None
         self._figures = new_object(self._spark, "BatchFigures", _BATCH_FIGURES)
-        self._figures.of(query._jsq.streamingQuery())
+        self._query = query._jsq.streamingQuery()
+        self._figures.of(self._query)
         self._ready.set()
 
     def observed(self, observation: str) -> SourceCounts:
@@ -90,6 +132,41 @@ class QueryHandle:
         """The watermark (ms) behind which the plan that ran last dropped rows of its state; None if it dropped none."""
         dropped, watermark = str(self._bound().dropped()).split()
         return int(watermark) if int(dropped) else None
+
+    def count_failed_rows(self) -> None:
+        """Let tasks of the plan that runs next report the rows of its sources and of its Python code if they fail."""
+        self._look_at_rows(say=False)
+
+    def rows_counted(self) -> RowsCounted | None:
+        """The rows that the plan handed out by topic until it failed, and those that came back from Python code."""
+        if (found := self._look_at_rows(say=True)) is None:
+            return None
+        rows = [line.split(" ", 2) for line in found.splitlines()]
+        handed_out = [(next(iter(json.loads(of))), int(count)) for count, scan, of in rows if scan == "true"]
+        came_back = [(int(count), self._batch_rows(of)) for count, scan, of in rows if scan == "false"]
+        return RowsCounted(handed_out, came_back)
+
+    def _look_at_rows(self, *, say: bool) -> str | None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        if not self._counts:
+            return None
+        try:
+            self._bound()
+            if self._counted_rows is None:
+                assert self._spark is not None
+                self._counted_rows = new_object(self._spark, "CountedRows", _COUNTED_ROWS)
+            return str(self._counted_rows.apply(self._query.lastExecution().executedPlan(), say))
+        except Py4JError as error:
+            self._counts = False
+            log.info("a batch that fails does not say where", reason=str(error)[:300])
+            return None
+
+    def _batch_rows(self, operator: str) -> int:
+        """The rows that an operator sends to Python code at a time."""
+        assert self._spark is not None
+        kind = "python.udf" if operator == _PICKLED else "arrow"
+        return int(self._spark.conf.get(f"spark.sql.execution.{kind}.maxRecordsPerBatch"))  # type: ignore[arg-type]
 
     def read_times(self) -> BatchReadTimes:
         return BatchReadTimes.of(self._times)

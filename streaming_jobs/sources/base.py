@@ -56,8 +56,8 @@ class Source(Protocol):
     def bad_records(self, spark: SparkSession, offsets: OffsetRange) -> DataFrame:
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
 
-    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
-        """`bad_records` in the driver's memory."""
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange, count: int) -> pa.Table:
+        """`bad_records`, of which the range has `count`, in the driver's memory."""
 
 
 NOT_SHOWN = "unknown"

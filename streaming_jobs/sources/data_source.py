@@ -383,8 +383,8 @@ class FrameSource(ABC):
         """The refused records of a range: topic, partition, offset, timestamp, key, value, headers, reason, detail."""
         return self._range(spark, "refused", offsets.start, offsets.end)
 
-    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
-        """`bad_records` in the driver's memory."""
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange, count: int) -> pa.Table:  # noqa: ARG002 - of a table
+        """`bad_records`, of which the range has `count`, in the driver's memory."""
         return self.bad_records(spark, offsets).toArrow()
 
     def late_records(self, spark: SparkSession, offsets: OffsetRange, watermark_ms: int) -> int:

@@ -8,8 +8,9 @@ Nothing secret travels: a reading knows the path of a file that holds the proper
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 BLOCK = 10_000
 """Records of one Arrow batch, about."""
+_BRIEFLY = 10
+"""Milliseconds that a fetch of the driver's readers may last: they jump from range to range, and rest between."""
 _LAST = 50
 """Records to inspect at the end of a range: a transaction's marker is an offset without a record."""
 
@@ -67,8 +70,8 @@ class KafkaClients:
 
 KAFKA = KafkaClients()
 
-_readers: dict[tuple[Location, str, str], RangeReader] = {}
-"""The readers of this process by client file, source and topic; they stay connected from batch to batch."""
+_readers: dict[tuple[Location, Hashable, str], RangeReader] = {}
+"""The readers of this process by client file, purpose and topic; they stay connected from batch to batch."""
 
 
 class RangePartition(InputPartition):
@@ -131,11 +134,7 @@ class TopicReading(Reading[Planner]):
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""
         assert isinstance(part, RangePartition)
-        _close_old()
-        key = (self.client, self.name, self.source)
-        reader = _readers.pop(key, None) or self.clients.reader(self.source, self.client)
-
-        try:
+        with connected(self.clients, self.client, self.name, self.source) as reader:
             times, spans = ReadTimes(), self.void.clipped(part.spans)
             found = read_ranges(reader, spans, BLOCK, self.archive, part.first, self.first_offsets)
             for records in times.each_read(found):
@@ -143,16 +142,31 @@ class TopicReading(Reading[Planner]):
                     batch = self.blocks.of(self.void.kept(records))
                 yield batch
             times.note_task(self.times)
-        except BaseException:  # it may be in the middle of a range, or its connection may be at fault
-            reader.close()
-            raise
-        _readers[key] = reader
+
+
+@contextmanager
+def connected(clients: TopicClients, client: Location, purpose: Hashable, topic: str) -> Iterator[RangeReader]:
+    """A reader of a topic: that which read for the same purpose before in this process, unless another thread has it.
+
+    It is kept afterwards, and closed if its reading fails.
+    """
+    _close_old()
+    key = (client, purpose, topic)
+    reader = _readers.pop(key, None) or clients.reader(topic, client)
+    try:
+        yield reader
+    except BaseException:  # it may be in the middle of a range, or its connection may be at fault
+        reader.close()
+        raise
+    if _readers.setdefault(key, reader) is not reader:
+        reader.close()
 
 
 def _close_old() -> None:
     """Close the readers of sessions that have ended: their client files are gone."""
-    for key in [key for key in _readers if is_client_gone(key[0])]:
-        _readers.pop(key).close()
+    for key in [key for key in list(_readers) if is_client_gone(key[0])]:  # other threads change them meanwhile
+        if (reader := _readers.pop(key, None)) is not None:
+            reader.close()
 
 
 def spans_of(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, Span]:
@@ -207,17 +221,31 @@ class KafkaSource(FrameSource):
     def read(self, rows: Literal["all", "refused"], offsets: OffsetRange) -> pa.Table:
         """The records of a range as in `judged`, or those as in `bad_records`: read by this process, without Spark."""
         reading = self._reading(self.name, rows, offsets.start)
-        reader = self.clients.reader(self.name, self.client)
-        try:
+        with connected(self.clients, self.client, (self.clients, rows), self.name) as reader:
+            reader.fetch_wait_ms = _BRIEFLY
             spans = self.void.clipped(spans_of(offsets.start, offsets.end))
             records = read_ranges(reader, spans, BLOCK, self.archive, None, reading.first_offsets)
             blocks = [reading.blocks.of(self.void.kept(each)) for each in records]
-        finally:
-            reader.close()
+            reader.release()
         return pa.Table.from_batches(blocks, reading.blocks.schema)
 
-    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:  # noqa: ARG002 - it does without
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange, count: int) -> pa.Table:  # noqa: ARG002 - it does without
+        """Reads no further than the records that are set aside, if these are all."""
+        around = self._around_aside(offsets, count)
+        if around is not None and (found := self.read("refused", around)).num_rows == count:
+            return found
         return self.read("refused", offsets)
+
+    def _around_aside(self, offsets: OffsetRange, count: int) -> OffsetRange | None:
+        """A range from its first to its last record that is set aside, by partition; None unless these are `count`."""
+        letters: dict[int, list[int]] = {}
+        for (partition, offset), refusal in self.aside.items():
+            if refusal is not None and offsets.start.get(partition, 0) <= offset < offsets.end.get(partition, 0):
+                letters.setdefault(partition, []).append(offset)
+        if sum(map(len, letters.values())) != count:
+            return None
+        ends = {p: max(found) + 1 for p, found in letters.items()}
+        return replace(offsets, start={p: min(found) for p, found in letters.items()}, end=ends)
 
     def rows(self, offsets: OffsetRange) -> int:
         """The offsets in the range that are not void."""

@@ -84,13 +84,15 @@ class RangeReader:
 
     Raises OffsetsLost for offsets that the topic does not hold, BrokerUnreachable if nothing arrives for `timeout`,
     ConfigurationError if the log-in is refused, PermanentError if reading is forbidden. `fetch_ahead`: records that
-    librdkafka holds ready, about.
+    librdkafka holds ready, about. `fetch_wait_ms`: how long the broker holds back an answer at a partition's end; a
+    range that begins elsewhere waits for it.
     """
 
     topic: str
     config: Mapping[str, Any]
     timeout: timedelta
     fetch_ahead: int = 100_000
+    fetch_wait_ms: int = 500
     connect: Callable[[Mapping[str, Any]], KafkaConsumer] = lambda config: Consumer(dict(config))
     monotonic: Callable[[], float] = time.monotonic
     _consumer: KafkaConsumer | None = field(default=None, init=False)
@@ -302,7 +304,8 @@ class RangeReader:
     def _open(self) -> KafkaConsumer:
         if self._consumer is None:
             with self._translated():
-                self._consumer = self.connect(consumer_config(self.config, self._failures, self.fetch_ahead))
+                config = consumer_config(self.config, self._failures, self.fetch_ahead)
+                self._consumer = self.connect({**config, "fetch.wait.max.ms": self.fetch_wait_ms})
         return self._consumer
 
     @contextmanager
@@ -325,7 +328,6 @@ def consumer_config(config: Mapping[str, Any], failures: Failures, fetch_ahead: 
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
         "check.crcs": True,
-        "fetch.wait.max.ms": 500,
         "fetch.message.max.bytes": 1 << 20,
         "queued.max.messages.kbytes": 16 << 10,
         "queued.min.messages": fetch_ahead,

@@ -333,8 +333,8 @@ class MemoryTable:
     ) -> PendingWrite:
         """The refused records with their reasons, and the rejected rows as they are."""
         letters = []
-        for source, offsets, _ in refused:
-            letters += source.bad_rows(spark, offsets).to_pylist()
+        for source, offsets, count in refused:
+            letters += source.bad_rows(spark, offsets, count).to_pylist()
         tables = [pa.Table.from_pylist(letters)] if letters else []
         return MemoryWrite(self, pa.concat_tables([*tables, *rejected], promote_options="default"))
 

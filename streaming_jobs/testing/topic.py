@@ -118,7 +118,7 @@ class MemoryTopic:
         ]
         return cast("DataFrame", ArrowFrame(pa.Table.from_pylist(rows, schema=_SCHEMA)))
 
-    def bad_rows(self, spark: SparkSession, offsets: OffsetRange) -> pa.Table:
+    def bad_rows(self, spark: SparkSession, offsets: OffsetRange, count: int) -> pa.Table:
         """`bad_records` as a table."""
         return self.bad_records(spark, offsets).toArrow()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ import pytest
 
 from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
+from streaming_jobs.runtime.kept_records import size
 from streaming_jobs.runtime.planned_once import PlannedOnce
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
+from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.set_aside import SetAsideFile
 from streaming_jobs.state.stream_folder import StreamFolder
@@ -78,11 +80,14 @@ def stack_traces() -> Iterator[list[str]]:
 def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_and_all_others_rows(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned, run = list[object](), PlannedOnce.run
+    planned, plans, run, of = list[Sequence[Span]](), list[object](), PlannedOnce.run, PlannedOnce.of
     monkeypatch.setattr(PlannedOnce, "run", lambda self, spans: (planned.append(spans), run(self, spans))[1])
+    monkeypatch.setattr(PlannedOnce, "of", lambda *options: (plans.append(options), of(*options))[1])
     ended = made.run(raising_flows.by_python)
     assert (ended.status.state, ended.status.restarts) == ("stopped", 0), ended.status.error
     assert planned and len(planned) <= len(BAD) * 4 + 3, "each search runs one plan, and a record takes three runs"
+    assert len(plans) == 1, "the plan of the first search holds for the others"
+    assert size(planned[0]) <= 100, "the batch itself said where it stopped"
     got = rows(made.settings, "by_python")
     assert sorted(row["n"] for row in got) == GOOD
     aside = letters(made.settings, "by_python")
@@ -97,6 +102,11 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
     assert_chained(entries := ledger(made.settings, "by_python"))
     assert sum(entry.dead_letters for entry in entries) == len(BAD)
     assert sum(each.records for entry in entries for each in entry.offsets) == COUNT
+
+    planned.clear()
+    assert made.run(raising_flows.divided).status.error is None
+    assert sorted(letters(made.settings, "divided")) == sorted(BAD)
+    assert [size(spans) for spans in planned[:1]] == [1], "the batch itself said on which record it stopped"
 
     with stack_traces() as written:
         assert made.run(raising_flows.by_division).status.error is None
@@ -119,8 +129,13 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
 
 
 @pytest.mark.timeout(600)
-def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_stops_the_stream(made: Bench) -> None:
+def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_stops_the_stream(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, run = list[Sequence[Span]](), PlannedOnce.run
+    monkeypatch.setattr(PlannedOnce, "run", lambda self, spans: (planned.append(spans), run(self, spans))[1])
     ended = made.run(raising_flows.summed)
+    assert planned and all(size(spans) < 1_000 for spans in planned), "each batch itself said where it stopped"
     assert ended.status.state == "stopped", ended.status.error
     totals = {row["k"]: row["c"] for row in rows(made.settings, "summed")}
     assert totals == {key: count for key, (count, _) in expected_totals(GOOD).items()}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.errors import ArithmeticException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.platform.failures import classify
-from streaming_jobs.runtime.planned_once import PlannedOnce, Stopped, _Run
+from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted, Stopped, _Run
 
 COUNT, BAD = 40, 23
 NUMBERS = np.arange(COUNT)
@@ -106,6 +109,68 @@ def test_a_frame_of_the_function_with_the_columns_of_the_records_is_left_whole(s
     planned = PlannedOnce.of(spark, {"a": held(spark)}, with_own, {"a": NUMBERS})
     assert planned is not None
     assert sorted(row.n for row in planned.frames([(0, 2)])[0].collect()) == [0, 1, 7, 8, 9]
+
+
+def planned_of(spark: SparkSession, function: Callable[[DataFrame], DataFrame], frame: DataFrame) -> PlannedOnce:
+    numbers = {"a": np.arange(frame.count())}
+    planned = PlannedOnce.of(spark, {"a": frame}, lambda records: [function(records["a"])], numbers)
+    assert planned is not None
+    return planned
+
+
+@pytest.mark.parametrize("name", ["division", "pandas", "united", "joined"])
+def test_the_plan_of_a_batch_holds_for_the_records_of_a_later_one(spark: SparkSession, name: str) -> None:
+    kept = planned_of(spark, FUNCTIONS[name], held(spark)).without_records()
+    bad = COUNT + 3  # the record that raises is another one
+    later = kept.on({"a": held(spark, COUNT, COUNT - 1, bad)}, {"a": np.arange(COUNT - 1) + 7})
+    assert later is not None
+    for part in PARTS:
+        shifted = [(begin + 7, end + 7) for begin, end in part]
+        found = raised(later.run(shifted))
+        assert (found is not None) == any(begin <= 3 < end for begin, end in part), (part, found)
+    rows = later.frames([(7, 7 + 3), (7 + 4, 7 + 6)])[0].collect()
+    assert {row[0] for row in rows} <= {COUNT, COUNT + 1, COUNT + 2, COUNT + 4, COUNT + 5} and rows
+    assert kept.on({"a": held(spark, count=COUNT + 1)}, {"a": np.arange(COUNT + 1)}) is None, "more than were planned"
+
+
+def test_a_plan_that_is_kept_holds_no_record(spark: SparkSession) -> None:
+    def leaves(node: Any) -> Iterator[Any]:
+        assert not node.plan.logicalLink().isDefined()
+        for child in node.children:
+            yield from leaves(child)
+        if not node.children:
+            yield node.plan
+
+    planned = planned_of(spark, FUNCTIONS["united"], held(spark))
+    found = [leaf for node in planned.plans for leaf in leaves(node)]
+    assert len(found) == 2 and all(leaf.rows().isEmpty() for leaf in found)
+    assert not planned.without_records().rows
+
+
+def test_a_plan_of_its_time_or_with_more_than_records_is_made_for_each_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.range(3).write.parquet(str(tmp_path / "other"))
+    functions: dict[str, Callable[[DataFrame], DataFrame]] = {
+        "time": lambda a: a.withColumn("at", F.current_timestamp()),
+        "day": lambda a: a.where(F.current_date() > F.lit("2020-01-01").cast("date")),
+        "random": lambda a: a.withColumn("r", F.rand()),
+        "id": lambda a: a.withColumn("u", F.expr("uuid()")),
+        "file": lambda a: a.join(spark.read.parquet(str(tmp_path / "other")).toDF("n"), "n"),
+    }
+    for name, function in functions.items():
+        kept = planned_of(spark, function, held(spark))
+        assert raised(kept.run([(0, COUNT)])) is None
+        assert kept.on({"a": held(spark)}, {"a": NUMBERS}) is None, name
+
+
+def test_rows_that_a_batch_counted_say_where_it_stopped(spark: SparkSession) -> None:
+    planned = planned_of(spark, divided, held(spark))
+    in_jvm, in_python = ArithmeticException("[DIVIDE_BY_ZERO]"), PythonException("no place")
+    assert planned.near(RowsCounted([("a", BAD + 1)], []), in_jvm) == [(BAD, BAD + 1)]
+    assert planned.near(RowsCounted([("a", 40)], [(20, 10)]), in_python) == [(20, 30)]
+    assert planned.near(RowsCounted([("a", 24)], [(20, 10)]), in_jvm) == [(10, 20), (23, 24)]
+    assert planned.near(RowsCounted([("a", 0)], []), in_jvm) == []
 
 
 ONE = ["division", "cast", "grouped", "looked_up"]

@@ -104,7 +104,8 @@ class Source:
         """The table of dead letters reads them, which is in memory here."""
         raise NotImplementedError
 
-    bad_rows = bad_records
+    def bad_rows(self, spark: object, offsets: OffsetRange, count: int) -> Any:
+        return self.bad_records(spark, offsets)
 
 
 class Output(DeltaSink):
@@ -199,6 +200,12 @@ class Driver:
     def dropped_behind(self) -> int | None:
         self.log.append("ask for dropped rows")
         return self.watermark
+
+    def count_failed_rows(self) -> None:
+        """Frames in memory count nothing."""
+
+    def rows_counted(self) -> None:
+        return None
 
     def read_times(self) -> BatchReadTimes:
         return self.times

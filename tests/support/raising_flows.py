@@ -47,6 +47,12 @@ def sliced(things: DataFrame) -> DataFrame:
     return things.select("t", picky("n").alias("n"))
 
 
+@stream(source=THINGS, sink=DeltaTable("divided"), errors=ASIDE)
+def divided(things: DataFrame) -> DataFrame:
+    """An expression raises."""
+    return things.select("n", _divided().alias("d"))  # type: ignore[arg-type]
+
+
 @stream(source=THINGS, sink={"halves": DeltaTable("halves"), "wholes": DeltaTable("wholes")}, errors=ASIDE)
 def by_division(things: DataFrame) -> Mapping[str, DataFrame]:
     """An expression raises, in one of two tables."""

@@ -53,8 +53,8 @@ def prepared(
         return prepare_write(sink, rows, driver=False, spark_commits=not sink.direct, batch=number)
     schema = _arrow_schema()
     tables = []
-    for source, offsets, _ in refused:
-        batches = source.bad_rows(spark, offsets).to_batches()
+    for source, offsets, count in refused:
+        batches = source.bad_rows(spark, offsets, count).to_batches()
         tables.append(pa.Table.from_batches([*_storable(iter(batches))], schema))
     tables += [_from_rows(rows) for rows in rejected]
     return ArrowAppend(sink, pa.concat_tables(tables))

@@ -6,8 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +19,9 @@ from pyspark.logger import PySparkLogger
 
 from streaming_jobs.errors import FunctionRaised, TransientError
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.isolation import Failure, TooManyRaise, raising, unreported
-from streaming_jobs.runtime.kept_records import Places
+from streaming_jobs.runtime.isolation import Failure, TooManyRaise, _stopped_within, raising, unreported
+from streaming_jobs.runtime.kept_records import KeptRecords, Places
+from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted
 from streaming_jobs.sources.base import Span
 
 Near = Callable[[int], Sequence[Span]]
@@ -66,6 +71,26 @@ def test_where_a_run_says_where_it_stopped_a_record_takes_two_runs_and_three_in_
     assert (in_batches.runs, in_batches.alone) == (4, [6_666])
 
 
+def test_where_the_batch_itself_has_stopped_a_record_takes_one_run_and_two_in_batches() -> None:
+    exact = Function([6_666], near=lambda n: [(n, n + 1)])
+    alone = [(6_666, 6_667)]
+    found = raising(10_000, exact, 100, first=exact(alone), within=alone)
+    assert {number: error.found for number, error in found.items()} == {6_666: "no place for 6666"}
+    assert (exact.runs, exact.alone) == (2, [6_666]), "the record alone, all others"
+    in_batches = Function([6_666], near=lambda n: [(n, n + 1)])
+    batch = [(6_600, 6_700)]
+    assert raising(10_000, in_batches, 100, first=in_batches(batch), within=batch).keys() == {6_666}
+    assert (in_batches.runs, in_batches.alone) == (3, [6_666])
+    twice = Function([6_666, 9_000], near=lambda n: [(n, n + 1)])
+    assert raising(10_000, twice, 100, first=twice(alone), within=alone).keys() == {6_666, 9_000}
+    assert (twice.runs, twice.alone) == (5, [6_666, 0, 9_000]), "0 is a sample: not all raise"
+    flaky = Function([0, 1], once=[1], near=lambda n: [(n, n + 1)])
+    assert raising(2, flaky, 100, first=flaky([(0, 1)]), within=[(0, 1)]).keys() == {0}, "1 raised only once"
+    with pytest.raises(TooManyRaise) as many:
+        raising(10_000, everything := Function(range(10_000)), 100, first=everything(alone), within=alone)
+    assert many.value.error.found == "no place for 6666"
+
+
 def test_a_run_that_stopped_elsewhere_than_it_said_is_the_last_one_that_is_believed() -> None:
     function = Function([0])
     function.near = lambda n: [(n + function.runs, n + function.runs + 1)]
@@ -102,6 +127,8 @@ def test_every_record_that_raises_is_found_and_no_other(case: tuple[int, set[int
     for near in (lambda n: [(n, n + 1)], lambda n: [(n - 3, n + 3), (0, 2)], lambda n: [(n + 1, count)]):
         if bad:
             assert pointed(Function(bad, near=near), count, count).keys() == bad
+            hinted, within = Function(bad, near=near), [(max(bad), max(bad) + 1)]
+            assert raising(count, hinted, count, first=hinted(within), within=within).keys() == bad
     assert function.runs <= (len(bad) + 1) * (math.ceil(math.log2(count + 1)) + 3) + 8
 
 
@@ -157,6 +184,51 @@ def test_numbers_are_the_offsets_of_a_batch_topic_by_topic_and_partition_by_part
     ]
     assert places.within([(1, 3), (6, 8)]) == [("a", 0, 11, 12), ("a", 1, 5, 6), ("a", 2, 1, 3)]
     assert places.numbers("a", np.array([2, 0, 1, 1]), np.array([1, 11, 7, 5])).tolist() == [6, 1, 4, 2]
+
+
+class HeldSource(NamedTuple):
+    """A topic whose record at offset 2 its format refuses; `read` has the records of partition 1 first."""
+
+    name: str
+    parameter: str
+
+    def read(self, rows: str, offsets: OffsetRange) -> pa.Table:
+        return pa.table(
+            {"partition": [1, 1, 0, 0, 0], "offset": [7, 8, 1, 2, 4], "_bad": [False, False, False, True, False]}
+        )
+
+    def held(self, spark: None, rows: pa.Table) -> pa.Table:
+        return rows
+
+
+def test_rows_that_a_batch_counts_are_those_of_its_good_records_by_partition_and_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranges = [OffsetRange("a", "id", {0: 1, 1: 7}, {0: 5, 1: 9})]
+    source: Any = HeldSource("a", "things")
+    kept = KeptRecords.of(None, [source], ranges, ExitStack(), in_driver=True)  # type: ignore[arg-type]
+    monkeypatch.setattr(PlannedOnce, "of", lambda _, held, frames, numbers: (held, numbers))
+    held, numbers = kept.planned(list, None)  # type: ignore[arg-type,misc]
+    assert held["things"]["offset"].to_pylist() == [1, 4, 7, 8]
+    assert numbers["things"].tolist() == [0, 3, 4, 5], "offset 3 is a gap"
+    counted = [
+        kept.counted(RowsCounted([("a", count), ("elsewhere", 9)], [(50, 100)])) for count in (0, 1, 2, 3, 4, 5, 6)
+    ]
+    assert [each.handed_out for each in counted] == [[("things", n)] for n in (0, 1, 1, 2, 3, 4, 4)]
+    assert all(each.came_back == [(50, 100)] for each in counted)
+
+
+def test_where_a_batch_has_stopped_each_record_is_once_and_few_are() -> None:
+    kept: Any = SimpleNamespace(places=range(1_000), counted=lambda counted: counted)
+    raised = FunctionRaised("no place")
+    raised.__cause__ = ValueError()
+
+    def within(*near: Span) -> list[Span]:
+        return _stopped_within(kept, SimpleNamespace(near=lambda *_: near), RowsCounted([], []), raised)  # type: ignore[arg-type]
+
+    assert within((10, 20), (15, 16), (5, 6), (18, 22)) == [(5, 6), (10, 20), (20, 22)]
+    assert within((990, 1_010)) == [(990, 1_000)]
+    assert within((0, 201)) == [] == _stopped_within(kept, None, RowsCounted([], []), raised)
 
 
 def test_stack_traces_of_other_threads_are_still_written() -> None:

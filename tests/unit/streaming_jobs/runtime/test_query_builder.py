@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from structlog.testing import capture_logs
 
 from streaming_jobs.declare.topic_sink import KafkaSink
@@ -29,6 +30,7 @@ from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime import function_plan, query_handle
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.function_plan import FunctionPlan, emit_of
+from streaming_jobs.runtime.planned_once import RowsCounted
 from streaming_jobs.runtime.query_builder import (
     QueryBuilder,
     next_batch,
@@ -295,6 +297,35 @@ def test_counts_of_bad_records_wait_until_the_query_is_known(monkeypatch: pytest
     asking.join(5)
     assert counts == [SourceCounts(4, 7)]
     assert handle.observed("recourse_others") == SourceCounts()
+
+
+def test_a_batch_that_fails_says_what_it_has_read_unless_this_spark_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
+    sizes["spark.sql.execution.python.udf.maxRecordsPerBatch"] = "100"
+    spark: Any = SimpleNamespace(conf=sizes)
+    execution = SimpleNamespace(executedPlan=lambda: "plan")
+    java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
+    lines = '20 false ArrowEvalPython\n30 false BatchEvalPython\n41 true {"my things":{"0":7}}\n5 true {"b":{}}\n'
+    asked: list[bool] = []
+
+    def look(plan: str, say: bool) -> str:
+        asked.append(say)
+        return lines if say else ""
+
+    def made(_: object, name: str, __: str) -> Any:
+        if name == "CountedRows" and broken:
+            raise Py4JError("no such class")
+        return SimpleNamespace(apply=look, of=lambda _: None)
+
+    monkeypatch.setattr("streaming_jobs.runtime.query_handle.new_object", made)
+    for broken in (False, True):
+        handle = QueryHandle(spark)
+        handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
+        handle.count_failed_rows()
+        assert handle.rows_counted() == (
+            None if broken else RowsCounted([("my things", 41), ("b", 5)], [(20, 10_000), (30, 100)])
+        )
+    assert asked == [False, True]
 
 
 def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings: SettingsFactory) -> None:

@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 
+from streaming_jobs.declare.format import Refusal
 from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OffsetsLost, PermanentError, TransientError
 from streaming_jobs.formats import Json
+from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.sources import kafka
 from streaming_jobs.sources.base import Span
 from streaming_jobs.sources.connection import Failures
@@ -322,3 +324,35 @@ def test_no_two_streams_have_sources_of_one_name(tmp_path: Path) -> None:
         return KafkaSource(parameter, KafkaTopic("t", value=NUMBER), tmp_path, None).reading_name(owner)
 
     assert name("orders", "clean_events") != name("orders_clean", "events")
+
+
+def test_dead_letters_of_records_set_aside_are_read_alone_and_others_with_all_of_the_range(
+    client: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = dict.fromkeys(range(100), b'{"n": 1}') | {50: b"no number"}
+    consumers: list[MemoryConsumer] = []
+
+    def connected(topic: str, config: object, timeout: timedelta) -> RangeReader:
+        found = {0: {offset: record(0, offset, value) for offset, value in values.items()}}
+        consumers.append(MemoryConsumer(found, {0: 100}))
+        return RangeReader(topic, CONFIG, timeout, connect=lambda _: consumers[-1])
+
+    monkeypatch.setattr(kafka, "RangeReader", connected)
+    aside = {(0, 42): Refusal("function_raised", ""), (0, 45): Refusal("function_raised", ""), (0, 200): None}
+    source = KafkaSource("t", KafkaTopic(TOPIC, value=NUMBER), client, None, aside=aside)
+
+    def letters(begin: int, count: int) -> tuple[list[int], list[object]]:
+        kafka._readers.clear()
+        rows = source.bad_rows(None, OffsetRange(TOPIC, "id", {0: begin}, {0: 100}), count)  # type: ignore[arg-type]
+        return rows["offset"].to_pylist(), [call for call in consumers[-1].calls if call[0] == "assign"]
+
+    assert letters(0, 2) == ([42, 45], [("assign", {0: 42})])
+    assert letters(43, 1) == ([45], [("assign", {0: 45})])
+    assert letters(0, 3) == ([42, 45, 50], [("assign", {0: 0})]), "the format refuses one, too"
+    del values[42]
+    assert letters(0, 2)[0] == [45, 50], "one of them is no longer in the topic"
+    kept = list(kafka._readers.values())
+    assert source.read("refused", OffsetRange(TOPIC, "id", {0: 0}, {0: 100})).num_rows == 2
+    assert list(kafka._readers.values()) == kept and not consumers[-1].positions, (
+        "it stays connected, and fetches nothing"
+    )

@@ -85,6 +85,12 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
         def dropped_behind(self) -> int | None:
             return None
 
+        def count_failed_rows(self) -> None:
+            raise AssertionError("the stream sets no record aside")
+
+        def rows_counted(self) -> None:
+            return None
+
         def read_times(self) -> BatchReadTimes:
             return NO_TIMES
 
