@@ -147,7 +147,7 @@ class SliceReport:
     seconds: float
     difference: Difference
     offsets: OffsetRange
-    quarantine: SettledRows | None
+    quarantine: SettledRows | None = None
 
     @property
     def text(self) -> str:
