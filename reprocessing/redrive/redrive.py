@@ -38,6 +38,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
+from streaming_jobs.runtime.slice_commits import carry_out as carry_out_slices
 from streaming_jobs.runtime.sliceable import Sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord, RedrivenRow
@@ -45,6 +46,7 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
+from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.files import private_folder
@@ -237,6 +239,7 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
         generation = stream_record.existing(tools.settings, stream.name).generation
         for table in tables.values():
             table.under(lease, generation)
+        carry_out_slices(SliceRequests.of(tools.settings, stream.name), tables)  # one that was begun goes first
         carry_out_redrives(requests, tables)
 
     return carry_out

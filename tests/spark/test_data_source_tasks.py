@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
@@ -34,3 +35,11 @@ def test_tasks_that_read_a_source_carry_no_accumulator_of_python(spark: SparkSes
     assert spark.read.format("times").load().count() == 1
     found = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("times")
     assert found.dataSourceCls().accumulator() is None
+
+
+def test_a_spark_without_the_private_interface_registers_by_the_public_one(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("pyspark.sql.udf._wrap_function")
+    _register(spark, _Times)
+    assert spark.read.format("times").load().count() == 1
