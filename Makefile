@@ -57,17 +57,17 @@ VERDICT := test -z "$$red" || { echo "red:$$red" >&2; exit 1; }
 CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check .; each types $(BIN)/mypy; \
 	each imports $(BIN)/lint-imports; each dependencies $(BIN)/deptry .
 
-# Each kind has processes of its own, since they share nothing. The unit tests and those with Dagster, which wait most of the
-# time, run in one process each beside the others, so that both cores are busy to the end: at the same priority, or the last
-# minutes would be theirs alone. What these two print comes last. A process with the broker takes 2 GB. A file's tests stay in
-# one process, the longest files first (tests/longest_first.txt; xdist by itself begins with the files of the most tests). A
-# kind is named by its folder: by its mark, each process would import the tests of all kinds first, which takes 20 s.
-TESTS := printed=$$(mktemp -d); \
-	$(BIN)/pytest tests/unit -m "not long" --numprocesses 1 > $$printed/unit 2>&1 & unit=$$!; \
-	$(BIN)/pytest tests/dagster -m "not long" --numprocesses 1 > $$printed/dagster 2>&1 & dagster=$$!; \
-	each spark $(BIN)/pytest tests/spark -m "not long" --numprocesses 2 --dist worksteal; \
-	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder; \
-	wait $$dagster || red="$$red dagster"; wait $$unit || red="$$red unit"; cat $$printed/*; rm -r $$printed
+# Each kind has processes of its own, since they share nothing. Spark's tests keep two cores busy. With the broker and Dagster
+# three processes do not (they wait for other processes in between, and take 2 GB each), so the unit tests run beside them, at
+# low priority; what these print comes last. A file's tests stay in one process, the longest files first
+# (tests/longest_first.txt; xdist by itself begins with the files of the most tests). A kind is named by its folder: by its
+# mark, each process would import the tests of all kinds first, which takes 20 s.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+TESTS := each spark $(BIN)/pytest tests/spark -m "not long" --numprocesses 2 --dist worksteal; \
+	printed=$$(mktemp); nice $(BIN)/pytest tests/unit -m "not long" --numprocesses 1 > $$printed 2>&1 & unit=$$!; \
+	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 3 $(BY_FILE); \
+	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 3 $(BY_FILE); \
+	wait $$unit || red="$$red unit"; cat $$printed; rm $$printed
 
 long: setup
 	$(BIN)/pytest -m long

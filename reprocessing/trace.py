@@ -72,9 +72,10 @@ class TracedBatch:
 
     `present`: its rows are those of the tables now; otherwise a recovery has replaced them. `rows` counts by table, and
     what was taken out; `versions` are those of the tables after it, without those that a replay wrote, and `files` the
-    data files that these added, by table, as far as the tables' logs reach. `rebuilt` are versions at which streams
-    of the same recovery have read the rows of a replay. `of_record` has the rows of the one record that was asked for,
-    by table, if `placed` tables have the record's place; `redriven` has the redrives of it, and what became of it.
+    data files that these added, by table, as far as the tables' logs reach. Of a batch of a replay, `published` are the
+    versions with which the recovery has published its rows, and `rebuilt` those at which streams of the same recovery
+    have read them. `of_record` has the rows of the one record that was asked for, by table, if `placed` tables have the
+    record's place; `redriven` has the redrives of it, and what became of it.
     """
 
     stream: str
@@ -92,6 +93,7 @@ class TracedBatch:
     redriven: tuple[tuple[str, str], ...] = ()
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rebuilt: Mapping[str, int] = field(default_factory=dict)
+    published: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def taken_out(self) -> Mapping[str, int]:
@@ -143,7 +145,7 @@ def trace(settings: Settings, topology: Topology, start: Records) -> Trace:
                 if len(found) == MOST:
                     return Trace(start, tuple(found), complete=False)
                 alone = step == [start] and start.end == start.first + 1
-                batch = replace(batch, files=_files(settings, batch), rebuilt=_rebuilt(settings, batch))
+                batch = _by_recovery(settings, replace(batch, files=_files(settings, batch)))
                 found.append(_with_rows(settings, topology, stream, batch) if alone else batch)
                 versions = [*batch.versions.items(), *batch.rebuilt.items()]
                 further += [*batch.written, *(Records(t, 0, v, v + 1) for t, v in versions)]
@@ -163,15 +165,17 @@ def _files(settings: Settings, batch: TracedBatch) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _rebuilt(settings: Settings, batch: TracedBatch) -> Mapping[str, int]:
-    """By table, the version at which streams of the same recovery have read the rows that its replay made."""
+def _by_recovery(settings: Settings, batch: TracedBatch) -> TracedBatch:
+    """The batch, if a replay made it, with the versions that have its rows; any other one as it is."""
     record = stream_record.load(settings, batch.stream)
     opened = {each.number: each.reason for each in record.generations} if record is not None else {}
     _, recovery, plan = opened.get(batch.txn.generation, "").rpartition("recovery ")
-    if not recovery or not batch.present:
-        return {}
-    found: Mapping[str, int] = (journal_of(settings, plan).done("fence", batch.stream) or {}).get("versions", {})
-    return found
+    if not recovery or not batch.present or batch.versions:
+        return batch
+    journal = journal_of(settings, plan)
+    fenced, published = (journal.done(stage, batch.stream) or {} for stage in ("fence", "publish"))
+    versions = {each["table"]: each["version"] for each in published.get("tables", ())}
+    return replace(batch, rebuilt=fenced.get("versions", {}), published=versions)
 
 
 def origins(settings: Settings, topology: Topology, records: Records) -> list[Origin]:

@@ -323,6 +323,7 @@ def as_json(report: RedriveReport) -> dict[str, Any]:
         "windows": [asdict(each) for each in report.windows],
         "left": [{"record": _place(row), "reason": row.reason, "because": why} for row, why in report.left],
         "more": report.more,
+        "known": report.known,
         "seconds": report.seconds,
         "slices": [slice_as_json(each) for each in report.slices],
     }
@@ -338,6 +339,7 @@ def _print(report: RedriveReport) -> None:
     for row, why in report.left[:_SHOWN]:
         say(f"left: {_place(row)} ({row.reason}): {why}")
     more = f"; {number(report.more)} more are set aside: run it again" if report.more else ""
+    more += f"; {number(report.known)} set aside by the code of today itself" if report.known else ""
     left = f"; {number(len(report.left))} left as they are" if report.left else ""
     redriven = f"{number(len(report.redriven))} {'rows' if report.windows else 'records'}"
     say(

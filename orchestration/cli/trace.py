@@ -83,11 +83,12 @@ def _print_batch(batch: TracedBatch) -> None:
     now = "" if batch.present else "; replaced by a recovery"
     print(f"  {batch.read} -> stream {batch.stream}, {batch.txn} at {instant_words(batch.at)}, code {batch.code}{now}")
     rows = batch.of_record or {}
-    for table, version in batch.versions.items():
+    for table, version in {**batch.published, **batch.versions}.items():
         count = batch.rows_of(table) or 0
         if count or table == batch.primary:
             of_record = f", {counted(len(rows.get(table, ())), 'row')} of the record" if table in batch.placed else ""
-            print(f"    table {table}, version {version}: {counted(count, 'row')} of the batch{of_record}")
+            by = ", of a recovery" if table in batch.published else ""
+            print(f"    table {table}, version {version}{by}: {counted(count, 'row')} of the batch{of_record}")
             for file in batch.files.get(table, ())[:_FILES]:
                 print(f"      file {file}")
             if (further := len(batch.files.get(table, ())) - _FILES) > 0:

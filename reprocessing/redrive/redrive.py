@@ -26,7 +26,7 @@ from reprocessing.redrive.records import gather
 from reprocessing.redrive.refusals import check_quarantined, check_stream, refused_rows, with_state
 from reprocessing.redrive.run import Made, outcomes, run, slice_outcomes
 from reprocessing.redrive.selection import Choice, SetAside, quarantined_table, set_aside
-from reprocessing.redrive.windows import Windows, rebuild_rows, rebuild_windows, sliced_tables
+from reprocessing.redrive.windows import Windows, rebuild_rows, rebuild_windows, set_aside_again, sliced_tables
 from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.slices.base import newest_entry
 from reprocessing.slices.quarantine import in_columns_of, of_batch
@@ -38,6 +38,7 @@ from streaming_jobs.ledger.positions import OffsetRange
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.runtime.redrive_commits import carry_out_redrives
+from streaming_jobs.runtime.slice_commits import carry_out as carry_out_slices
 from streaming_jobs.runtime.sliceable import Sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import Kind, Outcome, Place, RedrivenRecord, RedrivenRow
@@ -45,6 +46,7 @@ from streaming_jobs.sinks.tables import existing_table, open_tables
 from streaming_jobs.state import stream_record
 from streaming_jobs.state.lease import Lease
 from streaming_jobs.state.redrive_requests import RedrivePart, RedriveRequest, RedriveRequests
+from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_folder import local_folder
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.storage.files import private_folder
@@ -66,7 +68,8 @@ class RedriveReport:
     """The outcome of a redrive; `id` is None if nothing was committed. `left` are chosen and not redriven, with why.
 
     `rows` are those that each table gets. `more`: so many were chosen beyond the limit. `slices`, of a stream of
-    windows, are those that were rebuilt; `windows` are the quarantined rows of these slices.
+    windows, are those that were rebuilt; `windows` are the quarantined rows of these slices. `known`: so many were
+    chosen whose slices the code of today has rebuilt already.
     """
 
     stream: str
@@ -77,6 +80,7 @@ class RedriveReport:
     left: tuple[tuple[SetAside, str], ...] = ()
     id: str | None = None
     more: int = 0
+    known: int = 0
     seconds: float = 0.0
     slices: tuple[SliceReport, ...] = ()
     windows: tuple[RedrivenRow, ...] = ()
@@ -115,9 +119,11 @@ def redrive(
         sliced = sliced_tables(stream, of) if record.state_fingerprint else []
         repair_idle(settings, stream)
         entry = _base(settings, stream, record, kind, of)
+        known = set_aside_again(settings, record, sliced[0], chosen) if of and sliced else set()
+        chosen = [row for number, row in enumerate(chosen) if number not in known]
         rows, more = chosen[:limit], max(len(chosen) - limit, 0)
         if of and sliced:
-            report = RedriveReport(stream.name, aside, "nothing to redrive", more=more)
+            report = RedriveReport(stream.name, aside, "nothing to redrive", more=more, known=len(known))
             done = _redriven_rows(tools, record, requests, sliced[0], rows, report, dry_run=dry_run)
             return replace(done, seconds=_since(began))
         left = list(refused_rows(stream, rows, of_windows=bool(sliced)))
@@ -233,6 +239,7 @@ def _carry_out(tools: Tools, stream: Stream, requests: RedriveRequests) -> Calla
         generation = stream_record.existing(tools.settings, stream.name).generation
         for table in tables.values():
             table.under(lease, generation)
+        carry_out_slices(SliceRequests.of(tools.settings, stream.name), tables)  # one that was begun goes first
         carry_out_redrives(requests, tables)
 
     return carry_out

@@ -18,14 +18,19 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from reprocessing.redrive.run import Made
+from reprocessing.redrive.selection import SetAside
 from reprocessing.slices.base import column_kind, passed_watermark
 from reprocessing.slices.rebuild import CheckedLetters, SliceReport, Tools, rebuild, slice_offsets
 from reprocessing.slices.spans import DAY, MOST_DAYS, Lost, TimeSpan, borders, each_slice
 from streaming_jobs.declare.slices import slice_range
 from streaming_jobs.errors import RecourseError
+from streaming_jobs.ledger.entry import Txn
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
+from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.redriven import Place
+from streaming_jobs.state.slice_requests import SliceRequests
 from streaming_jobs.state.stream_record import StreamRecord
 from streaming_jobs.stream import Stream
 
@@ -89,6 +94,24 @@ def rebuild_windows(
             found.slices.append(report)
             found.left |= _unread(table, parts, report.offsets)
     return found
+
+
+def set_aside_again(settings: Settings, record: StreamRecord, table: Sliceable, rows: Sequence[SetAside]) -> set[int]:
+    """The numbers of quarantined rows of slices that the code of today has rebuilt since: it sets them aside itself."""
+    kind, code = column_kind(settings, table), loaded_code(table.stream, settings.flows).hash
+    rebuilt = [
+        (TimeSpan(*(datetime.fromtimestamp(at, UTC) for at in (each.begin, each.end))), each.ledger.txn)
+        for each in SliceRequests.of(settings, table.stream.name).history()
+        if each.table == table.table.name and each.state in ("committed", "unchanged")
+        if each.ledger.generation == record.generation and each.ledger.code.hash == code
+    ]
+    return {
+        number
+        for number, row in enumerate(rows)
+        if (value := row.values.get(table.slices.column)) is not None
+        for span in [span_of_value(table, kind, value)]
+        if any(of.has(span) and Txn(row.values["_generation"], row.values["_batch"]) <= at for of, at in rebuilt)
+    }
 
 
 def rebuild_rows(

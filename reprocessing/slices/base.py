@@ -67,6 +67,11 @@ def take_base(
     table = existing_table(settings, made.table, stream.name)  # opened after the primary: it has all of its batches
     own = newest_entry(table, record)
     aside = quarantines(stream).get(table.name)
+    if aside is None and any(bound.name == f"{table.name}_quarantine" for bound in record.tables):
+        raise PreflightRefused(
+            f"table {table.name} has a quarantine, and no rule of today sets rows aside: a row would be in both",
+            f'keep a rule that sets nothing aside, Holds("true", on_fail="quarantine"), and start stream {stream.name}',
+        )
     quarantine = None if aside is None else open_table(settings, aside, stream.name)  # its batches come first
     if quarantine is not None:
         newest_entry(quarantine, record)

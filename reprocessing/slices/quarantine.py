@@ -115,13 +115,8 @@ def staged_quarantine(
 
     staged = sliced(table).stage(name)
     try:
-        if (number := max(staged.split(chosen), today.num_rows)) > MOST:
-            raise PreflightRefused(
-                f"{number:,} rows of the slice {chosen.words} of table {table.name} are to be compared, and {MOST:,} "
-                "can be",
-                "rebuild a shorter slice",
-            )
-        held = in_columns_of(table, table.name, staged.held())
+        staged.split(chosen)
+        held = in_columns_of(table, table.name, staged.held(MOST))
         is_later = pa.array(_after(held, newest), pa.bool_())
         new = in_columns_of(table, table.name, of_batch(today, newest)) if today.num_rows else held.slice(0, 0)
         rows = settled(held.filter(pc.invert(is_later)), new)

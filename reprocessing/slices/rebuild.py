@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.replay.difference import Difference, compare
 from reprocessing.slices.base import SliceBase, SliceOpen, column_kind, late_records, take_base
-from reprocessing.slices.quarantine import FIGURES, SettledRows, StagedQuarantine, staged_quarantine
+from reprocessing.slices.quarantine import FIGURES, MOST, SettledRows, StagedQuarantine, staged_quarantine
 from streaming_jobs.declare.slices import SliceRange, slice_range
 from streaming_jobs.errors import CommitRefused, LeaseBusy, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry, change_name
@@ -147,7 +147,7 @@ class SliceReport:
     seconds: float
     difference: Difference
     offsets: OffsetRange
-    quarantine: SettledRows | None
+    quarantine: SettledRows | None = None
 
     @property
     def text(self) -> str:
@@ -320,7 +320,7 @@ def _attempt(at: _Attempt, staged: StagedSlice, dry_run: bool) -> SliceReport | 
 
 def _quarantine(at: _Attempt, staged: StagedSlice) -> StagedQuarantine | None:
     """The quarantine's side of the slice; None for a table without one, or without rows for it."""
-    today, table = staged.quarantined(), at.base.quarantine
+    today, table = staged.quarantined(MOST), at.base.quarantine
     if today is None or (table is None and not today.num_rows):
         return None
     if table is None:

@@ -111,16 +111,24 @@ def _held_back(logs: StreamLogs, versions: dict[str, ChosenVersion]) -> bool:
             if commit.entry is not None and commit.entry.kind in ("redrive", "slice") and commit.entry.plan is not None:
                 changes.setdefault(commit.entry.plan, {})[log.table] = commit
     oldest = {log.table: log.commits[-1] for log in logs.tables if log.commits}
+    newest = {log.table: (*log.since, *log.commits)[0] for log in logs.tables if log.commits}
     for change, commits in changes.items():
         tables = {*commits, last_table_of(change)} & versions.keys()
         having = {t for t in tables & commits.keys() if commits[t].version <= versions[t].version}
         first = min(commit.at for commit in commits.values())
-        cleaned = {t for t in tables - commits.keys() if oldest[t].at > first}
-        if having and having | cleaned != tables:
+        lacking = tables - commits.keys()
+        cleaned = {t for t in lacking if oldest[t].at > first}
+        # Nothing comes between the commits of a slice: a table with a later one will not get it.
+        given_up = {t for t in lacking if _is_slice(commits.values()) and newest[t].at > first}
+        if having and having | cleaned | given_up != tables:
             for table in having:
                 versions[table] = replace(versions[table], version=commits[table].version - 1)
             return True
     return False
+
+
+def _is_slice(commits: Iterable[Commit]) -> bool:
+    return any(each.entry is not None and each.entry.kind == "slice" for each in commits)
 
 
 def _before(stream: str, states: Sequence[_State], at: int, plan: str) -> int:

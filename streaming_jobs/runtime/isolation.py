@@ -95,7 +95,8 @@ def raising(
 ) -> dict[int, FunctionRaised]:
     """The numbers below `count` that raise alone, two runs in a row, each with its error; raises TooManyRaise.
 
-    `first` is what all of them raise, or those `within` some spans, near which the batch itself has stopped.
+    The run of the batch counts as one of the two where it says that it has stopped at a single number. `first` is what
+    all of them raise, or those `within` some spans, near which the batch itself has stopped.
     `completes` runs the batch without a number that was found, true if it does not raise. Ends where a number that
     raised with others does not raise alone: then the rest is not reproducible.
     """

@@ -30,8 +30,8 @@ log = structlog.get_logger()
 _LEAF = "LocalTableScanExec"
 _OTHER_LEAVES = frozenset({"FileSourceScanExec", "BatchScanExec", "RangeExec", "OneRowRelationExec"})
 """What a function may read beside the records. Any other leaf may hide records: that of a kept frame, or of an RDD."""
-_LASTING = frozenset({_LEAF, "RangeExec", "OneRowRelationExec"})
-"""Leaves that are the same in a later batch, but for the records."""
+_LASTING = frozenset({"RangeExec", "OneRowRelationExec"})
+"""Leaves beside those of records that are the same in a later batch."""
 
 
 @dataclass(frozen=True)
@@ -271,14 +271,14 @@ class _Records:
     def last_beyond(self, query: Any) -> bool:
         """True if the plan holds for other records at another time.
 
-        Not if it asks for the time or for random numbers, which Spark takes when it plans, or reads files or a table.
-        Nor if a source has no record: then the plan may lack its leaf.
+        Not if it asks for the time or for random numbers, which Spark takes when it plans, or reads files, a table, or
+        rows that the function has made. Nor if a source has no record: then the plan may lack its leaf.
         """
         analysed, time = query.analyzed(), self.jvm.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
         if 0 in self.by_first_row or not analysed.deterministic() or analysed.containsPattern(time):
             return False
-        leaves = _each(query.executedPlan().collectLeaves())
-        return all(str(leaf.getClass().getSimpleName()) in _LASTING for leaf in leaves)
+        leaves = [(leaf, str(leaf.getClass().getSimpleName())) for leaf in _each(query.executedPlan().collectLeaves())]
+        return all(kind in _LASTING or (kind == _LEAF and self.source_of(leaf) is not None) for leaf, kind in leaves)
 
     def without(self, plan: Any) -> Any:
         """The operator without its link to a logical plan, which has the records."""

@@ -94,8 +94,8 @@ class SliceCommits:
         if self.clock() < self._put_off[0] or not self._any_waiting():
             return
         try:
-            carry_out_redrives(self.redrives, self.tables)
             carry_out(self.requests, self.tables)
+            carry_out_redrives(self.redrives, self.tables)
         except (RecourseError, OSError) as error:  # tried again later, until the request expires
             reason = str(error)[:300]
             if reason != self._put_off[1]:
@@ -139,15 +139,20 @@ def _carried_out(
         begun = any(_there(stored, part) is not None for part, stored, _ in changed)
         if not begun and time.time() > request.expires:
             return request.ended("expired", reason="nobody committed it in time")
-        for part, _, table in changed if len(parts) > 1 else ():
+        for part, _, table in changed if len(parts) > 1 and not begun else ():
             table.check(part.change, part.ledger)
-        for number, (part, _, table) in enumerate(changed):
-            version = table.replace(part.change, part.ledger, partial(crash_point, stream=request.stream, batch=number))
+        for number, (part, stored, table) in enumerate(changed):
+            if (version := _there(stored, part)) is None:
+                at = partial(crash_point, stream=request.stream, batch=number)
+                version = table.replace(part.change, part.ledger, at)
             begun = True
             if part is not request:
                 requests.end(part.ended("committed", version=version))
         return request.ended("committed", version=version)
     except SliceOutdated as outdated:
+        if begun:
+            again = "the quarantine has the slice, and the table does not: rebuild it again"
+            log.warning("slice", stream=request.stream, table=request.table, slice=request.id, reason=again)
         return request.ended("outdated", reason=outdated.found)
     except Exception as error:
         if (version := _there(tables[request.table], request)) is not None:  # the error followed the commit

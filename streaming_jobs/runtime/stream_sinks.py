@@ -20,7 +20,7 @@ from streaming_jobs.errors import BrokerUnreachable, ConfigurationError, OutputM
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform.extras import require
 from streaming_jobs.preflight.snapshot import ExternalSnapshot, PostgresSnapshot, ShardsSnapshot, TopicSinkSnapshot
-from streaming_jobs.runtime.batch import written
+from streaming_jobs.runtime.batch_entries import written
 from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.crash_points import crash_point
 from streaming_jobs.settings import Settings, StreamSettings

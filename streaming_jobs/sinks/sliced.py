@@ -54,14 +54,17 @@ class StagedSlice(Protocol):
     def before(self) -> DeltaTable:
         """The rows of the slice as they are."""
 
-    def held(self) -> pa.Table:
-        """The rows of the slice as they are, in memory."""
+    def held(self, most: int) -> pa.Table:
+        """The rows of the slice as they are, in memory; raises PreflightRefused if there are more than so many."""
 
     def after(self) -> DeltaTable:
         """The rebuilt rows."""
 
-    def quarantined(self) -> pa.Table | None:
-        """The computed rows of the slice that rules set aside, in memory; None without a rule that sets rows aside."""
+    def quarantined(self, most: int) -> pa.Table | None:
+        """The computed rows of the slice that rules set aside, in memory; None without a rule that sets rows aside.
+
+        Raises PreflightRefused if there are more than so many.
+        """
 
     def change(self) -> Mapping[str, Any]:
         """The change that the slice makes to the table, as JSON."""

@@ -34,7 +34,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
-from pyspark.sql.udf import _wrap_function
 
 from streaming_jobs.declare.columns import SOURCE_COLUMN
 from streaming_jobs.ledger.positions import OffsetRange
@@ -164,13 +163,22 @@ def _register(spark: SparkSession, source: type[DataSource]) -> None:
     None of ours adds to it, and yet at the end of each task Spark's scheduler would ask this process to merge it, and
     wait, before it submits the next stage.
     """
-    context, java = spark.sparkContext, spark._jsparkSession
-    assert context._jvm is not None
-    made = _wrap_function(context, source)
-    parts = (made.command, made.envVars, made.pythonIncludes, made.pythonExec, made.pythonVer, made.broadcastVars)
-    function = context._jvm.SimplePythonFunction(*(part() for part in parts), None)
-    kind = "org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource"
-    java.dataSource().registerPython(source.name(), getattr(context._jvm, kind)(function))
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        from pyspark.sql.udf import _wrap_function
+
+        jvm: Any = spark.sparkContext._jvm
+        made = _wrap_function(spark.sparkContext, source)
+        parts = (made.command, made.envVars, made.pythonIncludes, made.pythonExec, made.pythonVer, made.broadcastVars)
+        function = jvm.SimplePythonFunction(*(part() for part in parts), None)
+        kind = "org.apache.spark.sql.execution.datasources.v2.python.UserDefinedPythonDataSource"
+        spark._jsparkSession.dataSource().registerPython(source.name(), getattr(jvm, kind)(function))
+    except (ImportError, AttributeError, TypeError, Py4JError) as error:  # all of it is private: only speed is lost
+        import structlog  # not in the processes of tasks
+
+        structlog.get_logger().info("tasks carry an accumulator of Python", reason=str(error)[:300])
+        spark.dataSource.register(source)
 
 
 class BatchReader(DataSourceReader):

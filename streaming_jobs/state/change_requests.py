@@ -94,6 +94,10 @@ class ChangeRequests(Generic[Request]):
                 log.warning("waiting change set aside", kind=self.kind, reason=error.found)
         return requests
 
+    def names_waiting(self) -> set[str]:
+        """The names of the changes that wait."""
+        return {Path(handle.name).stem for handle in self._waiting()}
+
     def history(self) -> list[Request]:
         """The changes with an outcome, oldest first."""
         names = [name.removesuffix(".json") for name in self.files.names() if name.endswith(".json")]

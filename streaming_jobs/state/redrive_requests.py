@@ -80,6 +80,7 @@ def _built(**values: Any) -> RedriveRequest:
     records = tuple(RedrivenRecord(**each) for each in values.pop("records"))
     parts = tuple(RedrivePart(**each) for each in values.pop("parts"))
     windows = tuple(RedrivenRow(**each) for each in values.pop("windows", ()))
+    values.pop("ranges", None)  # of earlier versions
     return RedriveRequest(**values, records=records, parts=parts, windows=windows)
 
 

@@ -172,7 +172,7 @@ def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str
     produce(made.bootstrap, topic, map(thing, range(10)))
     running = made.start(on_topic(plain, topic), "continuous")
     until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
-    execution = running.pipeline.query._execution()  # type: ignore[union-attr]
+    execution = running.pipeline.query._query.lastExecution()  # type: ignore[union-attr]
     plans = str(execution.toString()) + str(execution.logical().treeString())
     assert "kafka-plain-things" in plans and "hush" not in plans
     commands = [part for child in psutil.Process().children(recursive=True) for part in _command(child)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pytest
+from pyspark.sql import SparkSession, udf
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from streaming_jobs.sources.data_source import _register
@@ -34,3 +36,13 @@ def test_tasks_that_read_a_source_carry_no_accumulator_of_python(spark: SparkSes
     assert spark.read.format("times").load().count() == 1
     found = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("times")
     assert found.dataSourceCls().accumulator() is None
+
+
+def test_a_spark_without_the_private_interface_registers_by_the_public_one(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped, results = udf._wrap_function, [SimpleNamespace()]  # a result without the attributes of this version's
+    monkeypatch.setattr(udf, "_wrap_function", lambda *of: results.pop() if results else wrapped(*of))
+    _register(spark, _Times)
+    assert not results
+    assert spark.read.format("times").load().count() == 1

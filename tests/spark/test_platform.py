@@ -69,7 +69,7 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
     while old.getUsageThreshold() == threshold and len(held) << 24 <= threshold:  # others may collect meanwhile
         held.append(spark.sparkContext._gateway.new_array(jvm.byte, 16 << 20))
         time.sleep(0.05)
-    until(lambda: old.getUsageThreshold() > threshold, 10, "twice what is in use is the next threshold")
+    until(lambda: old.getUsageThreshold() > threshold, 60, "twice what is in use is the next threshold")
     held.clear()
     jvm.java.lang.System.gc()
     assert old.getUsage().getUsed() < threshold

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.declare.rules import RowRules
 from streaming_jobs.declare.slices import SliceRange
-from streaming_jobs.errors import CommitRefused
+from streaming_jobs.errors import CommitRefused, PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.platform import table_rows
 from streaming_jobs.platform.failures import classify, larger_than_the_driver_takes
@@ -46,6 +46,7 @@ from streaming_jobs.sinks.delta.writers import prepare_write
 from streaming_jobs.sinks.schemas import quarantine_of
 from streaming_jobs.sinks.sliced import Rebuilt, SliceOutdated
 from streaming_jobs.storage.locations import (
+    Location,
     delta_options,
     delta_table,
     made_folder,
@@ -160,15 +161,17 @@ class DeltaStagedSlice:
     def before(self) -> DeltaTable:
         return delta_table(self.folder / "before")
 
-    def held(self) -> pa.Table:
-        return table_rows.rows(self.folder / "before")
+    def held(self, most: int) -> pa.Table:
+        return _bounded(self.folder / "before", most)
 
     def after(self) -> DeltaTable:
         return delta_table(self.folder / "after")
 
-    def quarantined(self) -> pa.Table | None:
+    def quarantined(self, most: int) -> pa.Table | None:
         folder = self.folder / "aside"
-        return table_rows.rows(folder) if DeltaTable.is_deltatable(str(folder), delta_options(folder)) else None
+        if not DeltaTable.is_deltatable(str(folder), delta_options(folder)):
+            return None
+        return _bounded(folder, most)
 
     def change(self) -> Mapping[str, Any]:
         """The files to remove and to add; they are on disk when this returns."""
@@ -216,6 +219,16 @@ class DeltaStagedSlice:
         if chosen.column not in data.schema_arrow.names:
             return False
         return bool(pc.any(_inside(data.read(columns=[chosen.column])[chosen.column], chosen)).as_py())
+
+
+def _bounded(table: Location, most: int) -> pa.Table:
+    number = sum(delta_table(table).get_add_actions()["num_records"].to_pylist())
+    if number > most:
+        raise PreflightRefused(
+            f"{number:,} rows of the slice are quarantined, and {most:,} can be compared in memory",
+            "rebuild a shorter slice",
+        )
+    return table_rows.rows(table)
 
 
 def _outside(file: TableFile, chosen: SliceRange) -> Iterator[bool]:
@@ -349,7 +362,7 @@ def check_slice(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> Non
     """Raise SliceOutdated for a change that `replace_slice` would not commit now."""
     sink.update()
     if _committed(sink, change, entry) is None:
-        _live_files(sink, change)
+        _refuse_outdated(sink, change, entry)
 
 
 def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int | None:
@@ -376,21 +389,22 @@ def _committed(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> int 
 
 def _actions(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> list[AddAction | RemoveAction]:
     """The actions; the staged files get their names in the table."""
-    if not all(path.isascii() for path in change.removes) and rename_unencoded(sink, entry.generation):
-        raise SliceOutdated(f"files of table {sink.name} have got other names")
-    live = _live_files(sink, change)
+    live = _refuse_outdated(sink, change, entry)
     for each in change.adds:
         source, target = sink.path / each.staged, sink.path / each.path
-        if not source.exists() and not target.exists():
-            raise SliceOutdated(f"the staged file {Path(each.staged).name} of table {sink.name} is gone")
         placed(source if source.exists() else target, target)
     now = int(time.time() * 1000)
     return [*(live[path].remove(now) for path in change.removes), *(each.file.add(each.path) for each in change.adds)]
 
 
-def _live_files(sink: DeltaSink, change: SliceChange) -> dict[str, TableFile]:
-    """The files of the table by their paths; raises SliceOutdated unless those that the change removes are there."""
+def _refuse_outdated(sink: DeltaSink, change: SliceChange, entry: LedgerEntry) -> dict[str, TableFile]:
+    """The files of the table by their paths; raises SliceOutdated if one that the change removes or adds is gone."""
+    if not all(path.isascii() for path in change.removes) and rename_unencoded(sink, entry.generation):
+        raise SliceOutdated(f"files of table {sink.name} have got other names")
     live = table_files(sink.path, sink.handle.version())
     if gone := [path for path in change.removes if path not in live]:
         raise SliceOutdated(f"{len(gone)} files of table {sink.name} were compacted since the slice was rebuilt")
+    for each in change.adds:
+        if not (sink.path / each.staged).exists() and not (sink.path / each.path).exists():
+            raise SliceOutdated(f"the staged file {Path(each.staged).name} of table {sink.name} is gone")
     return live

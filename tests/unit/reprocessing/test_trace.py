@@ -236,10 +236,17 @@ def test_rows_of_a_replay_are_followed_to_the_streams_that_have_read_them_in_the
     settings: Settings,
 ) -> None:
     opened = Generation(2, MONDAY, "recovery totals-0001", from_generation=1, from_batch=0)
-    lay(settings, totals, line(totals, 1, ("parts", 10, 20), generation=2, versions={}), generations=(opened,))
+    of_replay = line(totals, 1, ("parts", 10, 20), generation=2, versions={})
+    lay(settings, totals, of_replay, line(totals, 2, ("parts", 20, 30), generation=2), generations=(opened,))
     lay(settings, report, line(report, 1, ("totals", 2, 8)))
     journal_of(settings, "totals-0001").of("totals").write("fence", "done", {"versions": {"totals": 7}})
+    published = [{"table": "totals", "version": 9, "came": 1}]
+    journal_of(settings, "totals-0001").of("totals").write("publish", "done", {"tables": published})
     assert seen(settings, "parts/0:12") == [
         ("parts/0:12", "totals", "g0002 batch 1", True),
         ("totals/0:7", "report", "g0001 batch 1", True),
     ]
+    replayed, read = trace(settings, TOPOLOGY, Records.parse("parts/0:12")).batches
+    assert (replayed.published, replayed.rebuilt) == ({"totals": 9}, {"totals": 7})
+    later = trace(settings, TOPOLOGY, Records.parse("parts/0:25")).batches[0]
+    assert later.versions and not any((later.published, later.rebuilt, read.published, read.rebuilt))

@@ -84,7 +84,15 @@ class Home:
     def slice(self, stream: str) -> Iterator[None]:
         """A rebuilt slice of a table, with what its quarantine has of it, or of one of them."""
         tables = self.rng.sample(TABLES[stream], min(len(TABLES[stream]), self.rng.choice([1, 2])))
-        return self._change("slice", stream, tables)
+        steps = self._change("slice", stream, tables)
+        if len(tables) == 1 or self.rng.random() < 0.7:
+            yield from steps
+            return
+        yield next(steps)  # the second table cannot take it any more, and goes on without it
+        self.upkeep(tables[-1])
+        del self.redriven[f"{tables[-1]}-{self.plans - 1}"]
+        self.settled = True
+        yield
 
     def _change(self, kind: Literal["redrive", "slice"], stream: str, tables: Sequence[str]) -> Iterator[None]:
         self.plans += 1

@@ -17,15 +17,28 @@ from reprocessing.redrive import windows as module
 from reprocessing.redrive.redrive import checked
 from reprocessing.redrive.refusals import refused_rows
 from reprocessing.redrive.run import Made
-from reprocessing.redrive.windows import DAY, Windows, closed, pieces, rebuild_rows, rebuild_windows, span_of
+from reprocessing.redrive.windows import (
+    DAY,
+    Windows,
+    closed,
+    pieces,
+    rebuild_rows,
+    rebuild_windows,
+    set_aside_again,
+    span_of,
+)
 from reprocessing.slices.rebuild import CheckedLetters, Tools
 from reprocessing.slices.spans import MOST_DAYS, TimeSpan
 from streaming_jobs import DeltaTable, Holds, Stream
 from streaming_jobs.declare.slices import Slices, slice_range
 from streaming_jobs.errors import FunctionRaised, OffsetsLost, UsageError
+from streaming_jobs.ledger.entry import CodeVersion, LedgerEntry
 from streaming_jobs.ledger.positions import OffsetRange
+from streaming_jobs.runtime.code_version import loaded_code
 from streaming_jobs.runtime.sliceable import Sliceable, sliceable
 from streaming_jobs.sinks.redriven import Place
+from streaming_jobs.state.change_requests import State
+from streaming_jobs.state.slice_requests import SliceCommitRequest
 from tests.support.days import BEGIN, TOPIC_ID, Days, declared
 from tests.unit.reprocessing.redrive.test_selection import aside
 
@@ -164,6 +177,26 @@ def test_the_slices_of_quarantined_rows_are_those_of_their_values(
     assert slices.borders == [("2013-03-01T01:00:00+00:00", "2013-03-01T02:31:00+00:00")]
     assert "null" in found.left[1] and "offsets are gone" in found.left[3] and "windows are open" in found.left[5]
     assert set(found.left) == {1, 3, 5} and found.open == {5} and len(found.slices) == 1
+
+
+def test_rows_that_the_code_of_today_has_set_aside_itself_are_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another code, of an earlier generation, of a later batch, of another slice, or without a value: tried."""
+    monkeypatch.setattr(module, "column_kind", lambda *_: "timestamp")
+    life = Days.of(tmp_path, 1)
+    table, code = sliceable(life.stream, "days"), loaded_code(life.stream, life.settings.flows)
+
+    def known(state: State = "committed", *, by: CodeVersion = code, generation: int = 1) -> set[int]:
+        entry = LedgerEntry("slice", "days", "days", generation, 4, code=by, plan="a").encode()
+        begin, end = at(1).timestamp(), at(2).timestamp()
+        life.requests.end(SliceCommitRequest("a", "days", "days", entry, {}, 0.0, begin=begin, end=end).ended(state))
+        values = [(at(1), 1, 4), (at(1.5), 1, 5), (at(2), 1, 4), (None, 1, 4)]
+        rows = [replace(aside(None), values={"at": v, "_generation": g, "_batch": b}) for v, g, b in values]
+        return set_aside_again(life.settings, life.record, table, rows)
+
+    assert known() == known("unchanged") == {0}
+    assert not known("outdated") and not known(by=CodeVersion("other", "1")) and not known(generation=2)
 
 
 def test_rows_behind_a_rebuild_that_fails_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,10 @@ def test_what_cannot_be_settled_is_refused_and_leaves_nothing_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = with_quarantined(Days.of(tmp_path, 5, guarded()), 1, 2)
-    with monkeypatch.context() as patch, pytest.raises(PreflightRefused, match="2 rows of the slice.* 1 can be"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(PreflightRefused, match="2 rows of the slice.* 1 can be"),
+    ):
         patch.setattr(module, "MOST", 1)
         staged(life, 2)
     unknown = quarantine_rows(1).append_column("new", pa.array([1]))

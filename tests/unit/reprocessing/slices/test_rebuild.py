@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
+from reprocessing.replay.commit_wait import committed_or_withdrawn
 from reprocessing.replay.difference import Difference
 from reprocessing.slices.base import SliceOpen, late_records, take_base
 from reprocessing.slices.rebuild import Tools, nothing_committed, slice_offsets
@@ -18,8 +19,9 @@ from streaming_jobs.errors import OffsetsLost, PreflightRefused, UsageError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.sinks.tables import existing_table
+from streaming_jobs.state.lease import take
 from streaming_jobs.state.stream_record import Accepted, Generation
-from tests.support.days import HOURS, Days, Topics, declared, range_of, rows_of
+from tests.support.days import HOURS, Days, Topics, declared, guarded, range_of, rows_of
 from tests.support.stream_on_disk import lay_offsets
 
 DAY = 3
@@ -182,3 +184,26 @@ EMPTY, RIGHT = (Difference("t", rows, rows, 0, 0, 0, {}, ()) for rows in (0, 5))
 )
 def test_a_slice_without_a_row_says_so(made: Difference, dry_run: bool, outcome: str) -> None:
     assert nothing_committed(made, dry_run) == outcome
+
+
+def test_a_quarantine_that_no_rule_of_today_has_is_refused(tmp_path: Path) -> None:
+    life = Days.of(tmp_path, 5, guarded())
+    assert base(life).quarantine is not None
+    life.stream = declared()
+    with pytest.raises(PreflightRefused, match="a row would be in both"):
+        base(life)
+
+
+def test_the_wait_ends_for_a_change_that_the_driver_could_not_read(life: Days) -> None:
+    request = life.rebuilt("a", 2, 77)
+    life.requests.ask(request)
+
+    def unreadable(_: str) -> None:
+        (waiting,) = (life.requests.folder / "waiting").glob("*.json")
+        waiting.rename(waiting.with_suffix(".unreadable"))
+
+    with (
+        take(life.settings, "days", purpose="live", wait=0.0),
+        pytest.raises(PreflightRefused, match="set change a aside as unreadable"),
+    ):
+        committed_or_withdrawn(life.settings, life.requests, request, lambda _: None, 0.3, unreadable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,6 +69,14 @@ def test_rows_come_and_letters_go_once_and_the_position_stays(life: Days) -> Non
     assert redriven(life) == [100]
     life.batch(3)
     assert life.at() == life.entry(3).txn
+
+
+def test_a_redrive_of_an_earlier_version_is_read(life: Days) -> None:
+    asked(life, "a", [record(100)])
+    (waiting,) = (requests_of(life).folder / "waiting").glob("*.json")
+    waiting.write_text(json.dumps({**json.loads(waiting.read_text()), "ranges": []}))
+    carry_out(life)
+    assert state_of(life, "a") == "committed" and redriven(life) == [100]
 
 
 def test_of_two_redrives_of_a_letter_one_is_committed(life: Days) -> None:

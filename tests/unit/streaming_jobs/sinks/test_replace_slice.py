@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from streaming_jobs.catalog.snapshots import read_snapshot
+from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.preflight.rules import check_start
@@ -31,7 +33,15 @@ from streaming_jobs.state.slice_requests import SliceCommitRequest, SliceRequest
 from streaming_jobs.testing import MemoryLeases
 from tests.support import ROOT
 from tests.support.days import Days, Topics, guarded, range_of
-from tests.support.redrives import QUARANTINE, quarantined, with_quarantine, with_quarantined
+from tests.support.redrives import (
+    QUARANTINE,
+    asked,
+    quarantined,
+    record,
+    with_letters,
+    with_quarantine,
+    with_quarantined,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -337,14 +347,60 @@ def test_a_kill_between_the_quarantine_and_the_table_is_carried_on(
     assert not check_start(take_snapshot(both.settings, both.stream, Topics()))
 
 
-@pytest.mark.parametrize("outdated", ["days", QUARANTINE])
+@pytest.mark.parametrize("outdated", ["days", QUARANTINE, "staged"])
 def test_a_slice_that_one_of_both_cannot_take_is_in_neither(both: Days, outdated: str) -> None:
     ask_both(both)
-    folder = both.settings.tables / outdated
-    entry = LedgerEntry("upkeep" if outdated == "days" else "redrive", "days", outdated, 1, -1, plan="x")
-    write_deltalake(folder, DeltaTable(folder).to_pyarrow_table(), mode="overwrite", commit_properties=noted(entry))
+    if outdated == "staged":
+        both.sliced().remove_staged(set())
+    else:
+        rewrite(both, outdated, "upkeep" if outdated == "days" else "redrive")
     carry_out_all(both)
     assert ended(both).state == "outdated" and quarantined(both) == [50, 51, 80] and both.numbers()[2] == {2}
+
+
+def rewrite(life: Days, table: str, kind: Literal["upkeep", "redrive"]) -> None:
+    """All rows of a table in other files, by a commit of that kind."""
+    folder, entry = life.settings.tables / table, LedgerEntry(kind, "days", table, 1, -1, plan="x")
+    write_deltalake(folder, DeltaTable(folder).to_pyarrow_table(), mode="overwrite", commit_properties=noted(entry))
+
+
+def begun_with(both: Days, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slice is in the quarantine, and not in the table."""
+    ask_both(both, name)
+
+    def killed(point: str, *, batch: int, **_: object) -> None:
+        if (point, batch) == ("slice_committed", 0):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(slice_commits, "crash_point", killed)
+        carry_out_all(both)
+    assert quarantined(both) == [51, 52, 80] and both.numbers()[2] == {2}
+
+
+def test_a_slice_that_was_begun_goes_before_a_redrive(both: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun_with(both, "a", monkeypatch)
+    with_letters(both, 100)
+    asked(both, "r", [record(100)])
+    commits_of(both).look()
+    there = set(both.stored().readable().to_pyarrow_table()["n"].to_pylist())
+    assert ended(both).state == "committed" and there == {0, 1, 77, 3, 4, 100}
+
+
+def test_a_slice_whose_table_has_changed_after_its_quarantine_is_rebuilt_and_snapshots_go_on(
+    both: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "days-20260101T000000000000"
+    begun_with(both, name, monkeypatch)
+    topology = Topology({"days": both.stream})
+    before = {name: each.version for name, each in read_snapshot(both.settings, topology).items()}
+    assert before[QUARANTINE] == both.stored(QUARANTINE).version - 1, "the slice is in both, or in none"
+    rewrite(both, "days", "upkeep")
+    carry_out_all(both)
+    outcomes = {each.table: each.state for each in both.requests.history()}
+    assert outcomes == {"days": "outdated", QUARANTINE: "committed"}, "as verify counts the rows"
+    after = {name: each.version for name, each in read_snapshot(both.settings, topology).items()}
+    assert after == {each: both.stored(each).version for each in after}
 
 
 def test_while_the_table_lacks_a_slice_that_its_quarantine_has_no_batch_begins(

@@ -10,7 +10,7 @@ import pytest
 from streaming_jobs.declare.rules import Between, NotNull, RowRules, Unique
 from streaming_jobs.errors import LedgerConflict, RuleBroken
 from streaming_jobs.ledger.entry import DROPPED, QUARANTINED, CodeVersion, LedgerEntry, taken_out
-from streaming_jobs.runtime.batch import BatchCounts, own_entry, refuse_other_rows
+from streaming_jobs.runtime.batch_entries import BatchCounts, own_entry, refuse_other_rows
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.row_rules import BROKEN_COLUMN, RuleEvaluation, evaluate, outcome, refuse, set_aside
 from streaming_jobs.state.status import Totals

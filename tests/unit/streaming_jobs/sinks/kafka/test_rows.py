@@ -20,7 +20,7 @@ from streaming_jobs.declare.names import cluster_of
 from streaming_jobs.errors import LedgerConflict, TransientError
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.ledger.positions import WrittenRange
-from streaming_jobs.runtime.batch import entry_of, refuse_other_letters
+from streaming_jobs.runtime.batch_entries import entry_of, refuse_other_letters
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, SinkSet
 from streaming_jobs.sinks.kafka.clients import producer_config
