@@ -127,6 +127,11 @@ StreamSink = DeclaredTable | KafkaSink | PostgresTable
 """A declared sink of a stream."""
 
 
+def quarantine_name(table: str) -> str:
+    """The table for the rows of another one that its rules set aside."""
+    return f"{table}{_QUARANTINE}"
+
+
 def _is_sink(part: object) -> bool:
     return isinstance(part, (KafkaSink, PostgresTable)) or is_declared_table(part)
 
@@ -295,7 +300,7 @@ class Stream:
     def quarantines(self) -> Mapping[str, str]:
         """The tables with a rule that sets rows aside -> the tables of these rows."""
         names = (sink.name for sink in self.sinks.values())
-        return {name: f"{name}{_QUARANTINE}" for name in names if self.rules_of(name).quarantines}
+        return {name: quarantine_name(name) for name in names if self.rules_of(name).quarantines}
 
     @property
     def late_tables(self) -> Mapping[str, str]:

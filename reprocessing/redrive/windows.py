@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 from reprocessing.redrive.run import Made
@@ -105,12 +105,18 @@ def set_aside_again(settings: Settings, record: StreamRecord, table: Sliceable, 
         if each.table == table.table.name and each.state in ("committed", "unchanged")
         if each.ledger.generation == record.generation and each.ledger.code.hash == code
     ]
+
+    @cache
+    def newest(value: Any) -> Txn:
+        """The batch up to which a slice with rows of this value was rebuilt last."""
+        span = span_of_value(table, kind, value)
+        return max((at for slice_span, at in rebuilt if slice_span.has(span)), default=Txn(0, -1))
+
     return {
         number
         for number, row in enumerate(rows)
         if (value := row.values.get(table.slices.column)) is not None
-        for span in [span_of_value(table, kind, value)]
-        if any(of.has(span) and Txn(row.values["_generation"], row.values["_batch"]) <= at for of, at in rebuilt)
+        and Txn(row.values["_generation"], row.values["_batch"]) <= newest(value)
     }
 
 

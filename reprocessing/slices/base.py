@@ -25,6 +25,7 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.state.stream_record import StreamRecord
+from streaming_jobs.stream import quarantine_name
 from streaming_jobs.table_sources.archives import Archives
 from streaming_jobs.text import commands
 
@@ -67,7 +68,7 @@ def take_base(
     table = existing_table(settings, made.table, stream.name)  # opened after the primary: it has all of its batches
     own = newest_entry(table, record)
     aside = quarantines(stream).get(table.name)
-    if aside is None and any(bound.name == f"{table.name}_quarantine" for bound in record.tables):
+    if aside is None and any(bound.name == quarantine_name(table.name) for bound in record.tables):
         raise PreflightRefused(
             f"table {table.name} has a quarantine, and no rule of today sets rows aside: a row would be in both",
             f'keep a rule that sets nothing aside, Holds("true", on_fail="quarantine"), and start stream {stream.name}',

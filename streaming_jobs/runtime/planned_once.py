@@ -280,7 +280,7 @@ class _Records:
         leaves = [(leaf, str(leaf.getClass().getSimpleName())) for leaf in _each(query.executedPlan().collectLeaves())]
         return all(kind in _LASTING or (kind == _LEAF and self.source_of(leaf) is not None) for leaf, kind in leaves)
 
-    def without(self, plan: Any) -> Any:
+    def unlinked(self, plan: Any) -> Any:
         """The operator without its link to a logical plan, which has the records."""
         tags = self.jvm.org.apache.spark.sql.execution.SparkPlan
         plan.unsetTagValue(tags.LOGICAL_PLAN_TAG())
@@ -316,11 +316,11 @@ def _parted(plan: Any, records: _Records) -> _Node | Any:
             return plan
         plans = [each.plan if isinstance(each, _Node) else each for each in below]
         empty = plan.withNewChildren(records.jvm.PythonUtils.toSeq(plans))
-        return _Node(records.without(empty), below)
+        return _Node(records.unlinked(empty), below)
     if kind == _LEAF:
         if (source := records.source_of(plan)) is None:
             return plan
-        return _Node(records.without(plan.copy(plan.output(), plan.rows().slice(0, 0), plan.stream())), (), source)
+        return _Node(records.unlinked(plan.copy(plan.output(), plan.rows().slice(0, 0), plan.stream())), (), source)
     if kind not in _OTHER_LEAVES:
         raise _CannotBeParted
     return plan

@@ -124,7 +124,7 @@ def _refuse_begun(requests: SliceRequests) -> None:
         if each.state == "committing" and len(each.parts) > 1:
             raise TransientError(
                 f"slice {each.id} of stream {each.stream} is not in the table and its quarantine yet",
-                "see the stream's log",
+                "remove what the stream's log names: the slice is ended at the next try",
             )
 
 
@@ -135,14 +135,17 @@ def _carried_out(
     if missing := [part.table for part in parts if part.table not in tables]:
         return request.ended("failed", reason=f"stream {request.stream} has no table {missing[0]}")
     try:
-        changed = [(part, tables[part.table], sliced(tables[part.table])) for part in parts]
-        begun = any(_there(stored, part) is not None for part, stored, _ in changed)
-        if not begun and time.time() > request.expires:
+        changed = [(part, sliced(tables[part.table])) for part in parts]
+        is_late = time.time() > request.expires
+        # Looking for what is there may read the whole log: only a change of two commits, or a late one, needs it.
+        there = [_there(tables[part.table], part) if is_late or len(parts) > 1 else None for part in parts]
+        begun = any(version is not None for version in there)
+        if is_late and not begun:
             return request.ended("expired", reason="nobody committed it in time")
-        for part, _, table in changed if len(parts) > 1 and not begun else ():
+        for part, table in changed if len(parts) > 1 and not begun else ():
             table.check(part.change, part.ledger)
-        for number, (part, stored, table) in enumerate(changed):
-            if (version := _there(stored, part)) is None:
+        for number, ((part, table), version) in enumerate(zip(changed, there, strict=True)):
+            if version is None:
                 at = partial(crash_point, stream=request.stream, batch=number)
                 version = table.replace(part.change, part.ledger, at)
             begun = True
