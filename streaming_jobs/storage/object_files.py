@@ -149,13 +149,15 @@ class ObjectHandle:
 
 _UNFINISHED = ".tmp~"
 """Ends the name of a file that is being written."""
+_LOCKED_WITHIN = 60.0
 
 
 @dataclass(frozen=True)
 class LocalFiles:
     """Objects as files of a folder, for this user alone. Unfinished writes (`_UNFINISHED`) are no objects.
 
-    Writes that depend on the content hold the lock of the file's folder, for milliseconds.
+    Writes hold the lock of the file's folder while a complete file gets its name. They do not write in the meantime: a
+    process that is suspended with the lock stops all writers of the folder.
     """
 
     root: Path
@@ -183,20 +185,34 @@ class LocalFiles:
 
     def replace(self, name: str, data: bytes, tag: str) -> str:
         path = self.root / checked(name)
-        with suppress(FileNotFoundError, NotADirectoryError), _locked(path.parent):
-            if tag in _tags(path):
-                return _moved(path, data)
+        with suppress(FileNotFoundError, NotADirectoryError), _written(path, data) as temporary:
+            written = _tag(temporary.stat(), data)
+            with _locked(path.parent):
+                same = tag in _tags(path)
+                if same:
+                    temporary.replace(path)
+            if same:
+                sync(path.parent)
+                return written
         raise Changed(f"{path} has changed, or it is gone")
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> str:
         path = self._path(name)
-        with _locked(path.parent):
-            try:
-                return _moved(path, data, durable=durable)
-            except OSError as error:
-                if durable or not (disk_is_full(error) and overwritten(path, data)):
+        try:
+            with _written(path, data, durable=durable) as temporary:
+                written = _tag(temporary.stat(), data)
+                with _locked(path.parent):
+                    temporary.replace(path)
+        except OSError as error:
+            if durable or not disk_is_full(error):
+                raise
+            with _locked(path.parent):
+                if not overwritten(path, data):
                     raise
                 return _tag(path.stat(), data)
+        if durable:
+            sync(path.parent)
+        return written
 
     def delete(self, name: str, tag: str | None = None) -> None:
         path = self.root / checked(name)
@@ -260,22 +276,20 @@ def _tags(path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; raises FileNotFoundError or NotADirectoryError if there is none."""
+    """Hold the lock of a folder; raises FileNotFoundError or NotADirectoryError if there is none.
+
+    Raises TransientError if another process has held the lock for `_LOCKED_WITHIN` seconds.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        lock(descriptor)
+        if not lock(descriptor, _LOCKED_WITHIN):
+            raise TransientError(
+                f"another process has held the lock of {folder} for {_LOCKED_WITHIN:.0f} s",
+                "continue or end the process that is suspended; `lslocks` names the processes that hold locks",
+            )
         yield
     finally:
         os.close(descriptor)
-
-
-def _moved(path: Path, data: bytes, *, durable: bool = True) -> str:
-    with _written(path, data, durable=durable) as temporary:
-        tag = _tag(temporary.stat(), data)
-        temporary.replace(path)
-    if durable:
-        sync(path.parent)
-    return tag
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import tempfile
 import time
@@ -16,7 +17,8 @@ import pytest
 
 from streaming_jobs.errors import ConfigurationError, TransientError, UsageError
 from streaming_jobs.settings import StorageSettings
-from streaming_jobs.storage import object_store
+from streaming_jobs.storage import object_files, object_store
+from streaming_jobs.storage.locks import locked
 from streaming_jobs.storage.object_files import AlreadyThere, Changed, Found, LocalFiles, ObjectFiles
 from streaming_jobs.storage.object_store import PolledFiles, StoreFiles, open_store, polled
 from tests.support.memory_files import MemoryFiles
@@ -236,6 +238,34 @@ def test_files_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "b/put": b"after",
         "c/replaced": b"after",
     }
+
+
+def test_a_folder_is_not_locked_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is suspended there, as a machine that hangs, would stop the driver that replaces it."""
+    files, synced = LocalFiles(tmp_path), []
+    tag = files.put("a", b"1")
+
+    def sync(descriptor: int) -> None:
+        with locked(tmp_path, 0):
+            synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    files.replace("a", b"2", tag)
+    files.put("a", b"3")
+    assert len(synced) == 4  # the file and its folder, twice
+
+
+def test_a_folder_that_stays_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_files, "_LOCKED_WITHIN", 0.1)
+    files = LocalFiles(tmp_path)
+    tag = files.put("a", b"1")
+    with locked(tmp_path):
+        for write in (lambda: files.put("a", b"2"), lambda: files.replace("a", b"2", tag), lambda: files.delete("a")):
+            with pytest.raises(TransientError, match=f"has held the lock of {tmp_path} for") as error:
+                write()
+            assert "lslocks" in error.value.next_step
+    assert _data(files, "a") == b"1"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 def test_on_a_full_disk_a_report_is_overwritten_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
