@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from streaming_jobs.formats import Json
+from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.support.driver import Bench, produce, rows
 
@@ -38,9 +39,9 @@ def sold(clicks: DataFrame, sales: DataFrame) -> DataFrame:
     return clicks.join(sale, within, "left").select("k", "at", "sold_at")
 
 
-@pytest.fixture
-def made(bench: Callable[..., Bench]) -> Iterator[Bench]:
-    made = bench()
+@pytest.fixture(params=[0, 1], ids=["state-as-the-session", "state-of-one-partition"])
+def made(bench: Callable[..., Bench], request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = bench({"stream.state_partitions": request.param})
     for topic in (CLICKS, SALES):
         made.topics.create(topic.name, 1)
     yield made
@@ -68,4 +69,7 @@ def test_sessions_and_a_left_join_write_final_rows_by_key_over_a_restart(made: B
     counted = {(row["k"], row["begin"].astimezone(UTC), row["n"]) for row in rows(made.settings, "visits")}
     assert counted == {("a", BEGIN, 3), ("b", BEGIN + timedelta(seconds=5), 1)}, "the session went on after the restart"
     joined = sorted((row["k"], row["at"].second, row["sold_at"] is not None) for row in rows(made.settings, "sold"))
+    conf = StreamFolder.of(made.settings, "visits").checkpoint(1).metadata(0)["conf"]
+    partitions = made.settings.stream.state_partitions or 2
+    assert conf["spark.sql.shuffle.partitions"] == str(partitions), "the first start has fixed it"
     assert joined == [("a", 0, True), ("a", 5, True), ("a", 8, True), ("b", 5, False)], "b unmatched, once it is final"
