@@ -33,9 +33,9 @@ from streaming_jobs.runtime.function_plan import FunctionPlan, all_set_to, emit_
 from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
-from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
+from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle, for_each_batch
 from streaming_jobs.runtime.shared_plan import SharedPlan
-from streaming_jobs.runtime.single_stage import without_exchange
+from streaming_jobs.runtime.single_stage import WITHOUT_CLOSURES, without_exchange
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.state_changes import StateChange, other_state
@@ -308,8 +308,8 @@ class QueryBuilder:
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
             .option("checkpointLocation", hadoop_path(pipeline.files.checkpoint.folder))
-            .foreachBatch(slices.around(pipeline))
         )
+        writer = for_each_batch(writer, slices.around(pipeline))
         if plan_traits.stateful and plan_traits.watermarks == len(timed) > 0:
             watermarks.listen(spark, len(timed), its_own=not plan_traits.semi_joins)
         return BuiltQuery(
@@ -331,6 +331,8 @@ class QueryBuilder:
             without_exchange(spark)
             if partitions := self.stream_settings.state_partitions:
                 conf[PARTITIONS] = str(partitions)
+            if partitions == 1:
+                conf |= WITHOUT_CLOSURES
         if record.adopted:
             conf |= format_of_state(of)
         return all_set_to(spark, conf)

@@ -22,6 +22,9 @@ from streaming_jobs.platform.spark_jvm import new_object
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+WITHOUT_CLOSURES = {"spark.sql.execution.usePartitionEvaluator": "true"}
+"""Operators send their tasks objects, not closures, whose classes Spark would read and serialise for each batch."""
+
 log = structlog.get_logger()
 
 _STRATEGY = """
@@ -36,6 +39,7 @@ import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy;
 import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
 import org.apache.spark.sql.execution.datasources.v2.StreamingDataSourceV2ScanRelation;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
 import scala.collection.Iterator;
 import scala.collection.immutable.Nil$;
@@ -54,8 +58,13 @@ public class SingleStage extends SparkStrategy {
         methods.extraStrategies_$eq((Seq) methods.extraStrategies().appended(this));
     }
 
+    private static String statePartitions(SQLConf conf) { // those of the checkpoint, or of a query's first run
+        String key = SQLConf$.MODULE$.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL().key();
+        return conf.getConfString(key, Integer.toString(conf.numShufflePartitions()));
+    }
+
     public Seq apply(LogicalPlan plan) {
-        if (SQLConf$.MODULE$.get().numShufflePartitions() != 1) return NOTHING; // that of the query's state
+        if (!statePartitions(SQLConf$.MODULE$.get()).equals("1")) return NOTHING;
         LogicalPlan leaf = plan;
         while (leaf instanceof Project || leaf instanceof Filter) leaf = (LogicalPlan) leaf.children().head();
         if (!(leaf instanceof StreamingDataSourceV2ScanRelation)) return NOTHING;

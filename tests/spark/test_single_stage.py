@@ -27,11 +27,12 @@ COUNTS = [{0: 1, 10: 1}, {0: 2, 20: 1}, {0: 4, 10: 2}, {40: 1}]
 
 
 class Counts:
-    """A running count by ten seconds; `exchanges` and `updates` have those of each batch."""
+    """A running count by ten seconds, and what each batch did."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         self.exchanges: list[int] = []
+        self.coalesced: list[bool] = []
         self.updates: list[dict[int, int]] = []
         self._query: Any = None
         self._known = threading.Event()
@@ -52,7 +53,9 @@ class Counts:
         rows = batch.select(F.unix_seconds("of.start") - int(START.timestamp()), "n").collect()
         self.updates.append({row[0]: row[1] for row in rows})
         assert self._known.wait(60)
-        self.exchanges.append(str(self._query.lastExecution().executedPlan()).count("Exchange "))
+        plan = str(self._query.lastExecution().executedPlan())
+        self.exchanges.append(plan.count("Exchange "))
+        self.coalesced.append("Coalesce 1" in plan)
 
 
 @pytest.fixture
@@ -87,13 +90,17 @@ def test_a_small_batch_has_no_exchange_and_the_counts_are_right_over_restarts_an
     spark: SparkSession, steps: Path, tmp_path: Path
 ) -> None:
     without_exchange(spark)
-    without_exchange(spark)  # as each stream of the session does
+    strategies = spark._jsparkSession.experimental().extraStrategies().size()
+    without_exchange(spark)
+    assert spark._jsparkSession.experimental().extraStrategies().size() == strategies, "one for all streams"
     counts = Counts(tmp_path / "state")
     for number in range(len(BATCHES)):  # a query for each batch
         folder = one_by_one(steps, number)
-        counts.run(spark, large(folder, 2) if number == 2 else small(folder), 1)
+        partitions = 1 if number == 0 else 2  # the checkpoint says one
+        counts.run(spark, large(folder, 2) if number == 2 else small(folder), partitions)
     assert counts.updates == COUNTS
     assert counts.exchanges == [0, 0, 1, 0], "tasks decode a large batch side by side"
+    assert counts.coalesced == [True, True, False, True]
 
 
 def test_a_state_with_more_partitions_keeps_its_exchange(spark: SparkSession, steps: Path, tmp_path: Path) -> None:
@@ -101,7 +108,7 @@ def test_a_state_with_more_partitions_keeps_its_exchange(spark: SparkSession, st
     counts = Counts(tmp_path / "state")
     counts.run(spark, small(one_by_one(steps, 1)), 2)
     counts.run(spark, small(one_by_one(steps, 3)), 1)  # the checkpoint says two
-    assert counts.updates == COUNTS and counts.exchanges == [1, 1, 1, 1]
+    assert counts.updates == COUNTS and counts.exchanges == [1, 1, 1, 1] and not any(counts.coalesced)
 
 
 def test_a_spark_without_the_private_interface_runs_two_stages_and_says_so(
