@@ -7,6 +7,7 @@ served. A call takes a third of a millisecond on a busy machine, as much in all 
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -88,6 +89,14 @@ def _arrow_schema(schema: str, *, large: bool) -> pa.Schema:
     )
 
 
+_PRIVATE = (
+    ("pyspark.errors.exceptions.captured", "unwrap_spark_exception"),
+    ("pyspark.sql.pandas.serializers", "ArrowCollectSerializer"),
+    ("pyspark.sql.types", "_parse_datatype_json_string"),
+    ("pyspark.util", "_load_from_socket"),
+)
+"""What is used here of PySpark that it does not promise; without one of them, rows take PySpark's own way."""
+
 _BY_GATEWAY: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """The object of each JVM; None for a JVM that has no such interface."""
 
@@ -96,6 +105,8 @@ def _served_rows(session: Any) -> Any:
     gateway = session.sparkContext._gateway
     if gateway not in _BY_GATEWAY:
         try:
+            for module, name in _PRIVATE:
+                getattr(import_module(module), name)
             _BY_GATEWAY[gateway] = new_object(session, "ServedRows", _SERVED_ROWS)
         except Exception as error:  # noqa: BLE001 - only speed is lost
             log.info("rows are collected by PySpark's own way", reason=str(error)[:300])

@@ -7,14 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pytest
+from py4j import java_gateway  # type: ignore[import-untyped]
 from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
-from py4j.java_gateway import GatewayConnection  # type: ignore[import-untyped]
+from py4j.java_gateway import GatewayConnection
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import ArithmeticException
 from pyspark.sql import DataFrame, SparkSession
+from structlog.testing import capture_logs
 
+from streaming_jobs.platform import collected
 from streaming_jobs.platform.collected import to_arrow
 from streaming_jobs.runtime.query_handle import for_each_batch
 from streaming_jobs.runtime.spark_plan import set_to
@@ -70,6 +75,24 @@ def test_what_fails_raises_what_pyspark_raises(spark: SparkSession) -> None:
     assert to_arrow(spark.range(3)).num_rows == 3, "the next frame is collected"
 
 
+@pytest.mark.parametrize("lacks", ["class", "name"])
+def test_without_the_private_interface_rows_are_collected_in_pysparks_own_way(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    def no_class(*_: object) -> None:
+        raise Py4JError("does not compile")
+
+    if lacks == "class":
+        monkeypatch.setattr(collected, "new_object", no_class)
+    else:
+        monkeypatch.setattr(collected, "_PRIVATE", [("pyspark.util", "_no_such_name")])
+    monkeypatch.setattr(collected, "_BY_GATEWAY", WeakKeyDictionary())
+    with capture_logs() as logged:
+        rows = [to_arrow(spark.range(3)).num_rows for _ in range(2)]
+    assert rows == [3, 3]
+    assert [line["event"] for line in logged] == ["rows are collected by PySpark's own way"]
+
+
 def test_a_frame_of_ours_is_collected_by_itself() -> None:
     rows = pa.table({"n": [1]})
     frame: Any = SimpleNamespace(toArrow=lambda: rows)
@@ -98,6 +121,29 @@ def test_the_batches_of_a_query_share_a_session_that_is_sparks(
     assert [(number, rows) for number, _, _, rows in seen] == [(0, 1), (1, 1)]
     (_, first, java, _), (_, second, java_then, _) = seen
     assert first is second and java == java_then == str(first._jsparkSession)
+
+
+def test_without_the_private_interface_batches_come_in_pysparks_own_way(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, calls, rows = java_gateway.java_import, [], []
+
+    def missing_at_first(*of: Any) -> None:
+        calls.append(of)
+        if len(calls) == 1:
+            raise AttributeError("no such helper")
+        there(*of)
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text("a\n")
+    lines = spark.readStream.text(str(tmp_path / "in"))
+    writer = lines.writeStream.option("checkpointLocation", str(tmp_path / "state"))
+    monkeypatch.setattr(java_gateway, "java_import", missing_at_first)
+    with capture_logs() as logged:
+        for_each_batch(writer, lambda frame, _: rows.append(frame.count()))
+    assert [line["event"] for line in logged] == ["each batch has a session of its own in Python"]
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert rows == [1]
 
 
 def test_what_a_batch_raises_ends_its_query(spark: SparkSession, tmp_path: Path) -> None:
