@@ -39,9 +39,9 @@ def sold(clicks: DataFrame, sales: DataFrame) -> DataFrame:
     return clicks.join(sale, within, "left").select("k", "at", "sold_at")
 
 
-@pytest.fixture(params=[0, 1], ids=["state-as-the-session", "state-of-one-partition"])
-def made(bench: Callable[..., Bench], request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made = bench({"stream.state_partitions": request.param})
+@pytest.fixture
+def made(bench: Callable[..., Bench]) -> Iterator[Bench]:
+    made = bench({"streams": {"visits": {"state_partitions": 1}}})
     for topic in (CLICKS, SALES):
         made.topics.create(topic.name, 1)
     yield made
@@ -69,7 +69,6 @@ def test_sessions_and_a_left_join_write_final_rows_by_key_over_a_restart(made: B
     counted = {(row["k"], row["begin"].astimezone(UTC), row["n"]) for row in rows(made.settings, "visits")}
     assert counted == {("a", BEGIN, 3), ("b", BEGIN + timedelta(seconds=5), 1)}, "the session went on after the restart"
     joined = sorted((row["k"], row["at"].second, row["sold_at"] is not None) for row in rows(made.settings, "sold"))
-    conf = StreamFolder.of(made.settings, "visits").checkpoint(1).metadata(0)["conf"]
-    partitions = made.settings.stream.state_partitions or 2
-    assert conf["spark.sql.shuffle.partitions"] == str(partitions), "the first start has fixed it"
+    planned = [StreamFolder.of(made.settings, name).checkpoint(1).metadata(0) for name in ("visits", "sold")]
+    assert [each["conf"]["spark.sql.shuffle.partitions"] for each in planned] == ["1", "2"], "of their state"
     assert joined == [("a", 0, True), ("a", 5, True), ("a", 8, True), ("b", 5, False)], "b unmatched, once it is final"
