@@ -7,7 +7,8 @@ Spark calls a data source in three kinds of Python processes:
     pickling    one at the start, which only takes the reader apart and sends it to the workers
 
 A small batch needs no worker: the planner sends its records along with the plan of the batch (`getCache`, as Spark's
-`SimpleDataSourceStreamReader` does). So a live stream does not pay for a task that starts a reader.
+`SimpleDataSourceStreamReader` does). So a live stream does not pay for a task that starts a reader. The planner decodes
+them while Spark logs and plans the batch.
 
 Each record has its fields in `_record`, and `_bad` says if it was refused (`record_blocks.py`). The streaming frame
 counts its bad records on the way (`observe`) and leaves them out; `bad_records` reads the offsets of the batch again
