@@ -118,7 +118,7 @@ class PlannedOnce:
             made = [frame._jdf for frame in frames(held)]
             plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
-            rows = {name: _rows(frame) for name, frame in held.items()}
+            rows = {name: rows_of(frame) for name, frame in held.items()}
             records = _Records(spark._jvm, {_identity(spark._jvm, each): name for name, each in rows.items()})
             nodes = [_node(plan, records) for plan in plans]
             lasts = all(records.last_beyond(frame.queryExecution()) for frame in made)
@@ -145,7 +145,7 @@ class PlannedOnce:
         """
         if any(len(numbers[name]) > self.largest.get(name, -1) for name in held):
             return None
-        return replace(self, numbers=numbers, rows={name: _rows(frame) for name, frame in held.items()})
+        return replace(self, numbers=numbers, rows={name: rows_of(frame) for name, frame in held.items()})
 
     def near(self, counted: RowsCounted, error: Exception) -> list[Span]:
         """Where a run of all records stopped; spans of numbers."""
@@ -288,7 +288,7 @@ class _Records:
         return plan
 
 
-def _rows(frame: DataFrame) -> Any:
+def rows_of(frame: DataFrame) -> Any:
     """The records of a frame in the driver's memory, as Spark has them."""
     (leaf,) = _each(frame._jdf.queryExecution().analyzed().collectLeaves())
     return leaf.data()

@@ -80,6 +80,21 @@ def summed(things: DataFrame) -> DataFrame:
     return things.where(picky("n") >= 0).groupBy("k").agg(counted, F.sum(_divided()).alias("s"))  # type: ignore[arg-type]
 
 
+@stream(source=THINGS, sink=DeltaTable("spread", keys=["k"]), errors=ASIDE)
+def spread(things: DataFrame) -> DataFrame:
+    """Raises in tasks that get the records of other tasks."""
+    return things.repartition(2).where(picky("n") >= 0).groupBy("k").agg(F.count(F.lit(1)).alias("c"))  # type: ignore[arg-type]
+
+
+@stream(
+    source=THINGS, sink=DeltaTable("hourly", slices=Slices("begin", reach="1 hour"), late_rows="keep"), errors=ASIDE
+)
+def hourly(things: DataFrame) -> DataFrame:
+    """Windows of one key, whose late records are kept."""
+    windows = things.where("k = 'late'").groupBy(F.window("t", "1 hour"))
+    return windows.agg(F.sum(picky("n")).alias("s")).select(F.col("window.start").alias("begin"), "s")  # type: ignore[arg-type]
+
+
 @stream(source=THINGS, sink=DeltaTable("overflowing", keys=["k"]), errors=ASIDE)
 def overflowing(things: DataFrame) -> DataFrame:
     """The result of an aggregation raises, as no record does alone."""
