@@ -30,6 +30,7 @@ from streaming_jobs.platform.spark_jvm import (
     check_types_by_one_call,
     collect_early,
     new_object,
+    read_promptly,
 )
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import SparkSettings
@@ -404,6 +405,7 @@ def _properties(
 
 def _gateway() -> Any:
     """PySpark's connection to the JVM that the environment names."""
+    read_promptly()
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 

@@ -16,10 +16,11 @@ import os
 import pkgutil
 import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,46 @@ def check_types_by_one_call() -> None:
         return bool(checks.isInstanceOf(java_class, java_object))
 
     java_gateway.is_instance_of = is_instance_of
+
+
+class PromptStream:
+    """What Py4J reads of the JVM, acknowledged as soon as it arrives.
+
+    The JVM writes an answer of more than 8 KB in pieces, such as the stack trace of an exception, and each waits until
+    the piece before is acknowledged (Nagle's algorithm). Linux acknowledges after 40 ms, unless it is told to for the
+    next read (TCP_QUICKACK, tcp(7)).
+    """
+
+    def __init__(self, stream: Any, connected: socket.socket) -> None:
+        self._stream = stream
+        self._connected = connected
+
+    def readline(self) -> bytes:
+        self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return bytes(self._stream.readline())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def read_promptly() -> None:
+    """Have all connections that Py4J makes from now on read by a `PromptStream`, where the system can."""
+    from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
+
+    if not hasattr(socket, "TCP_QUICKACK") or hasattr(ClientServerConnection, "_recourse_prompt"):
+        return
+    connection: Any = ClientServerConnection
+    connection._recourse_prompt = True
+    for name in ("connect_to_java_server", "init_socket_from_python_server"):
+        setattr(connection, name, _prompt(getattr(connection, name)))
+
+
+def _prompt(connect: Callable[..., None]) -> Callable[..., None]:
+    def connected(self: Any, *options: Any) -> None:
+        connect(self, *options)
+        self.stream = PromptStream(self.stream, self.socket)
+
+    return connected
 
 
 _COMPILED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
