@@ -342,7 +342,8 @@ def test_an_answer_in_pieces_is_read_without_waiting_for_acknowledgements() -> N
 def test_both_kinds_of_py4js_connections_are_read_promptly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("connect_to_java_server", "init_socket_from_python_server"):
         monkeypatch.setattr(ClientServerConnection, name, lambda self, *_: setattr(self, "stream", BytesIO(b"a\n")))
-    monkeypatch.delattr(ClientServerConnection, "_recourse_prompt", raising=False)
+    monkeypatch.setattr(ClientServerConnection, "_recourse_prompt", True, raising=False)
+    del ClientServerConnection._recourse_prompt  # put back, or removed, at the end
     read_promptly()
     read_promptly()
     for connect, options in (("connect_to_java_server", ()), ("init_socket_from_python_server", (1, 2))):
@@ -351,4 +352,3 @@ def test_both_kinds_of_py4js_connections_are_read_promptly(monkeypatch: pytest.M
         assert type(one.stream) is PromptStream and type(one.stream._stream) is BytesIO, "once"
         assert one.stream.readline() == b"a\n" and one.stream.read() == b""
         one.socket.close()
-    monkeypatch.delattr(ClientServerConnection, "_recourse_prompt")
