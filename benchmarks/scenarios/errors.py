@@ -3,9 +3,9 @@
     python -m benchmarks errors --streams division,python_udf --out benchmarks/results/errors.json
 
 Each stream of `benchmarks/speed/error_flows.py` reads a backlog in batches of 10,000 records; after a warm-up every
-third batch has a record that raises. Times are medians of those from one commit of the table to the next; with state,
-the query begins again within them. Exit code 1: a batch with such a record took 3 times as long as one without, or
-more, or something else than these records was set aside.
+third batch has a record that raises. Times are medians of those from one commit of the table to the next. Exit code 1:
+a batch with such a record took 3 times as long as one without, or more, or something else than these records was set
+aside.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger.entry import LedgerEntry
+from streaming_jobs.platform.processes.failing_row import without_row
 from streaming_jobs.text import commands
 
 # What to write instead of a plan that Spark refuses for streams: by the text of its refusal, which often has no
@@ -233,7 +234,7 @@ def with_traceback(error: FunctionRaised) -> str:
     summary, _ = _raised(text) or (error.found, "")
     if not _WORKER.search(text):
         return summary
-    frames = _JVM_FRAMES.split(text[text.rindex("Traceback (most recent call last)") :])[0].strip()
+    frames = without_row(_JVM_FRAMES.split(text[text.rindex("Traceback (most recent call last)") :])[0]).strip()
     return f"{summary}\n{frames[-MOST_TRACEBACK:]}"
 
 

@@ -23,7 +23,15 @@ from streaming_jobs.platform.jars import spark_jars
 from streaming_jobs.platform.processes import forks
 from streaming_jobs.platform.processes.forks import ForkServer
 from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
-from streaming_jobs.platform.spark_jvm import CLASS_PATH, JAVA_OPTIONS, StartingJvm, collect_early, new_object
+from streaming_jobs.platform.spark_jvm import (
+    CLASS_PATH,
+    JAVA_OPTIONS,
+    StartingJvm,
+    check_types_by_one_call,
+    collect_early,
+    new_object,
+    read_promptly,
+)
 from streaming_jobs.settings import Settings
 from streaming_jobs.settings_sections import SparkSettings
 from streaming_jobs.storage.files import private_folder, scratch
@@ -397,6 +405,7 @@ def _properties(
 
 def _gateway() -> Any:
     """PySpark's connection to the JVM that the environment names."""
+    read_promptly()
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -421,6 +430,7 @@ def _session(properties: Mapping[str, str], gateway: Any) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    check_types_by_one_call()
     functions = threading.Thread(target=_initialise_functions, args=[gateway], name="functions", daemon=True)
     functions.start()
     context = SparkContext(conf=SparkConf(loadDefaults=False).setAll([*properties.items()]), gateway=gateway)

@@ -16,10 +16,11 @@ import os
 import pkgutil
 import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,71 @@ def new_object(session: SparkSession, name: str, source: str) -> Any:
     if name not in compiled:
         compiled[name] = _constructor(jvm, name, source)
     return compiled[name].newInstance(gateway.new_array(jvm.java.lang.Object, 0))
+
+
+_TYPE_CHECKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""What checks the type of a Java object, by the gateway to its JVM."""
+
+
+def check_types_by_one_call() -> None:
+    """Py4J looks for its function in three calls each time that it calls it.
+
+    PySpark asks for up to fifteen classes of an exception, several times over: 50 ms of a batch that fails.
+    """
+    from py4j import java_gateway  # type: ignore[import-untyped]
+
+    as_before = java_gateway.is_instance_of
+    if as_before.__module__ != java_gateway.__name__:
+        return
+
+    def is_instance_of(gateway: Any, java_object: Any, java_class: Any) -> bool:
+        if not isinstance(java_class, str):
+            return bool(as_before(gateway, java_object, java_class))
+        if (checks := _TYPE_CHECKS.get(gateway)) is None:
+            checks = _TYPE_CHECKS[gateway] = gateway.jvm.py4j.reflection.TypeUtil
+        return bool(checks.isInstanceOf(java_class, java_object))
+
+    java_gateway.is_instance_of = is_instance_of
+
+
+class PromptStream:
+    """What Py4J reads of the JVM, acknowledged as soon as it arrives.
+
+    The JVM writes an answer of more than 8 KB in pieces, such as the stack trace of an exception, and each waits until
+    the piece before is acknowledged (Nagle's algorithm). Linux acknowledges after 40 ms, unless it is told to for the
+    next read (TCP_QUICKACK, tcp(7)).
+    """
+
+    def __init__(self, stream: Any, connected: socket.socket) -> None:
+        self._stream = stream
+        self._connected = connected
+
+    def readline(self) -> bytes:
+        self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return bytes(self._stream.readline())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def read_promptly() -> None:
+    """Have all connections that Py4J makes from now on read by a `PromptStream`, where the system can."""
+    from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
+
+    if not hasattr(socket, "TCP_QUICKACK") or hasattr(ClientServerConnection, "_recourse_prompt"):
+        return
+    connection: Any = ClientServerConnection
+    connection._recourse_prompt = True
+    for name in ("connect_to_java_server", "init_socket_from_python_server"):
+        setattr(connection, name, _prompt(getattr(connection, name)))
+
+
+def _prompt(connect: Callable[..., None]) -> Callable[..., None]:
+    def connected(self: Any, *options: Any) -> None:
+        connect(self, *options)
+        self.stream = PromptStream(self.stream, self.socket)
+
+    return connected
 
 
 _COMPILED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()

@@ -227,7 +227,7 @@ class BatchPipeline:
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside
-            isolated = self._isolated(frame.sparkSession, entry, error, path, held)
+            isolated = self._isolated(frame, entry, error, path, held)
         return isolated.staged, isolated.counts
 
     @property
@@ -236,12 +236,13 @@ class BatchPipeline:
         return None if self.stream.errors.function == "fail" else self.isolation
 
     def _isolated(
-        self, spark: SparkSession, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
+        self, frame: DataFrame, entry: LedgerEntry, error: Exception, path: Route, held: ExitStack
     ) -> Isolated[dict[str, PendingWrite]]:
         """Set aside the records on which the function raised `error`, and prepare the rows of the others.
 
         Raises `error` if none is set aside. A batch that a table has already is not searched: its records there are
-        those of the run that wrote them. With state, the query begins again without the records, and so does its state.
+        those of the run that wrote them. With state, Spark's plan of the batch runs again without the records; where it
+        cannot, the query begins again, and so does its state.
         """
         if (search := self._search) is None or self._is_in_a_table(entry.txn):
             raise error
@@ -261,11 +262,32 @@ class BatchPipeline:
             outputs = {sink.name: frame for sink, frame in zip(self.sinks.outputs, frames, strict=True)}
             return self._stage_all(self._by_sink(outputs), entry, path, held)
 
-        check, again = self.hooks.check_lease, None if self.traits.may_keep_state else repeat
+        def again(records: Mapping[str, DataFrame]) -> dict[str, PendingWrite] | None:
+            if self.query is None or not self.query.send_anew(records):
+                return None
+            note_attempt()
+            frame.unpersist()  # rows of the first run
+            try:
+                with unreported():
+                    return self._stage_all(self._frames(frame, held), entry, path, held)
+            except Exception as another:
+                if isinstance(classify(another), FunctionRaised):
+                    return None  # the query that begins again searches anew
+                raise
+
+        keeps_state = self.traits.may_keep_state
         note_attempt()
         with self.files.attempts.watched():
             isolated = search.isolate(
-                spark, entry, raised, held, check, in_driver=in_driver, counted=counted, repeat=again
+                frame.sparkSession,
+                entry,
+                raised,
+                held,
+                self.hooks.check_lease,
+                in_driver=in_driver,
+                counted=counted,
+                repeat=None if keeps_state else repeat,
+                again=again if keeps_state else None,
             )
         self.hooks.at("set_aside", self.stream.name, entry.batch)
         if isolated is None:
@@ -273,6 +295,8 @@ class BatchPipeline:
             self.replanned = True
             raise StopAtBorder
         self.sources = search.sources
+        without = {source.name: source for source in search.sources}
+        self.late = {table: replace(each, source=without[each.source.name]) for table, each in self.late.items()}
         return isolated
 
     def _frames(self, frame: DataFrame, held: ExitStack) -> dict[str, DataFrame]:

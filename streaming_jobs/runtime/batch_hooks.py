@@ -26,6 +26,8 @@ from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.ledger_file import LedgerFile
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from streaming_jobs.runtime.planned_once import RowsCounted
     from streaming_jobs.sources.base import SourceCounts
     from streaming_jobs.sources.read_times import BatchReadTimes
@@ -56,6 +58,9 @@ class Query(Protocol):
 
     def rows_counted(self) -> RowsCounted | None:
         """The rows, by topic, of a plan that has failed since; None if this Spark does not say."""
+
+    def send_anew(self, records: Mapping[str, DataFrame]) -> bool:
+        """Have a plan that has failed read these records, by topic, if it runs again; False if it cannot."""
 
     def read_times(self) -> BatchReadTimes:
         """The seconds that reading and decoding the batch's records took."""

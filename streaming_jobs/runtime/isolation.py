@@ -19,7 +19,8 @@ reason to set a record aside, so an error of a connection ends the search. So do
 (`declare/error_policy.py`): a bug raises on every record.
 
 Without state, a run is the whole function. With state, it is the part ahead of the first operators that keep any
-(`stateless_part.py`): what these make of a record depends on other ones.
+(`stateless_part.py`): what these make of a record depends on other ones. Then Spark's own plan of the batch runs again,
+on the other records (`QueryHandle.send_anew`); where it cannot, the query begins again.
 """
 
 from __future__ import annotations
@@ -249,6 +250,18 @@ class Isolated(Generic[Staged]):
     counts: Mapping[str, SourceCounts]
 
 
+def _again(
+    again: Callable[[Mapping[str, DataFrame]], Staged | None] | None,
+    kept: KeptRecords,
+    aside: Sequence[RaisingRecord],
+) -> Isolated[Staged] | None:
+    """The batch staged from its own plan, with state."""
+    if again is None or not kept.is_small([(0, len(kept.places))]):
+        return None
+    staged = again(kept.refusing(aside))
+    return None if staged is None else Isolated(staged, kept.counts(aside))
+
+
 @dataclass
 class Isolation:
     """Sets records of a stream's batches aside. `in_replay`: a budget per time holds for each batch instead."""
@@ -299,13 +312,15 @@ class Isolation:
         *,
         in_driver: bool,
         counted: RowsCounted | None,
-        repeat: Callable[[Sequence[DataFrame]], Staged] | None,
+        repeat: Callable[[Sequence[DataFrame]], Staged] | None = None,
+        again: Callable[[Mapping[str, DataFrame]], Staged | None] | None = None,
     ) -> Isolated[Staged] | None:
         """Set aside the records on which the function raises; the list is durable when this returns.
 
         `in_driver`: the records fit the driver's memory. `counted`: the rows, by topic, that the batch has handed out
-        until it raised; None if that is not known. `repeat` stages frames of the batch without them, which nobody
-        sees yet: that is the last run of the search. With state it is None, and so is the result.
+        until it raised; None if that is not known. Without state, `repeat` stages frames of the batch without them,
+        which nobody sees yet: that is the last run of the search. With state, `again` stages the batch from its
+        records in the driver's memory, by topic; None if it cannot, and then the result is None.
 
         Raises `raised` if no record raises alone, FunctionFailed if more do than the budget allows, and the error of a
         connection.
@@ -380,7 +395,7 @@ class Isolation:
         if isolated is None:
             stage(found)
         self._planned_before = None if planned is None else planned.without_records()
-        return isolated
+        return isolated or _again(again, kept, records)
 
     @property
     def counts_all(self) -> bool:

@@ -154,6 +154,17 @@ class KeptRecords:
         known = [(by_topic[name], count) for name, count in batch.handed_out if name in by_topic]
         return replace(batch, handed_out=[(name, int(self._good[name][:count].sum())) for name, count in known])
 
+    def refusing(self, aside: Sequence[RaisingRecord]) -> dict[str, DataFrame]:
+        """The records by topic, those that are set aside as refused ones; of a batch in the driver's memory."""
+        from streaming_jobs.sources.record_blocks import with_refused  # a session imports it while Spark starts
+
+        frames = {}
+        for source in self.sources:
+            rows = self._rows(source, [each for each in self.places.ranges if each[0] == source.name])
+            places = {(record.partition, record.offset) for record in aside if record.topic == source.name}
+            frames[source.name] = source.held(self.spark, with_refused(rows, places))
+        return frames
+
     def is_small(self, spans: Sequence[Span]) -> bool:
         return self.in_driver and size(spans) <= _SMALL
 

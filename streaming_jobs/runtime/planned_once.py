@@ -6,7 +6,7 @@ later batch are such a part, too, unless the plan depends on its time, or reads 
 
 A run that raises says where it stopped. Spark evaluates row by row: the row that a leaf handed out last is the one that
 raised. Python code gets its rows in batches and reads ahead; there, it is the first row behind those that came back.
-Both are counted by Spark's own metrics.
+Both are counted by Spark's own metrics. A plain Python function's worker names the row (`failing_row.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from streaming_jobs.platform.processes.failing_row import failing_row
 from streaming_jobs.runtime.spark_plan import set_to, without_rules
 from streaming_jobs.sources.base import Span
 
@@ -80,6 +81,8 @@ class RowsCounted:
             return last
         back, batch = min(self.came_back)
         ahead = isinstance(error, PythonException)  # else, an expression on what has come back
+        if ahead and (row := failing_row(str(error))) is not None:
+            return [(name, row, row + 1) for name, _ in self.handed_out]
         first = back if ahead else max(back - batch, 0)
         behind = [(name, first, first + batch) for name, _ in self.handed_out]
         return behind if ahead else [*behind, *last]
@@ -118,7 +121,7 @@ class PlannedOnce:
             made = [frame._jdf for frame in frames(held)]
             plans = [frame.queryExecution().executedPlan() for frame in made]
         try:
-            rows = {name: _rows(frame) for name, frame in held.items()}
+            rows = {name: rows_of(frame) for name, frame in held.items()}
             records = _Records(spark._jvm, {_identity(spark._jvm, each): name for name, each in rows.items()})
             nodes = [_node(plan, records) for plan in plans]
             lasts = all(records.last_beyond(frame.queryExecution()) for frame in made)
@@ -145,7 +148,7 @@ class PlannedOnce:
         """
         if any(len(numbers[name]) > self.largest.get(name, -1) for name in held):
             return None
-        return replace(self, numbers=numbers, rows={name: _rows(frame) for name, frame in held.items()})
+        return replace(self, numbers=numbers, rows={name: rows_of(frame) for name, frame in held.items()})
 
     def near(self, counted: RowsCounted, error: Exception) -> list[Span]:
         """Where a run of all records stopped; spans of numbers."""
@@ -288,7 +291,7 @@ class _Records:
         return plan
 
 
-def _rows(frame: DataFrame) -> Any:
+def rows_of(frame: DataFrame) -> Any:
     """The records of a frame in the driver's memory, as Spark has them."""
     (leaf,) = _each(frame._jdf.queryExecution().analyzed().collectLeaves())
     return leaf.data()

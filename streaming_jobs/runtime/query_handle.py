@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from streaming_jobs.errors import TransientError
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
-from streaming_jobs.runtime.planned_once import CAME_BACK, HANDED_OUT, RowsCounted
+from streaming_jobs.runtime.planned_once import CAME_BACK, HANDED_OUT, RowsCounted, rows_of
 from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.read_times import BatchReadTimes
 from streaming_jobs.state.stream_record import StreamRecord
@@ -98,6 +98,71 @@ public class CountedRows implements java.util.function.BiFunction {{
     }}
 }}
 """
+_SENT_RECORDS = """
+import org.apache.spark.MapOutputTrackerMaster;
+import org.apache.spark.SparkEnv;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingInputPartition;
+import org.apache.spark.sql.execution.exchange.BroadcastExchangeExec;
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
+import org.apache.spark.storage.BlockId;
+import org.apache.spark.storage.BlockManager;
+import org.apache.spark.storage.StorageLevel;
+
+public class SentRecords {
+    private java.util.List found, blocks, shuffles;
+
+    public String scans(Object plan) { // the end of each scan; null: not all of their records were sent along
+        found = new java.util.ArrayList();
+        blocks = new java.util.ArrayList();
+        shuffles = new java.util.ArrayList();
+        if (!look((SparkPlan) plan, false)) return null;
+        StringBuilder ends = new StringBuilder();
+        for (int i = 0; i < found.size(); i++)
+            ends.append(((MicroBatchScanExec) found.get(i)).end().json()).append('\\n');
+        return ends.toString();
+    }
+
+    private boolean look(SparkPlan node, boolean broadcast) {
+        if (node instanceof MicroBatchScanExec) {
+            scala.collection.Iterator parts = ((MicroBatchScanExec) node).inputPartitions().iterator();
+            scala.Option block = scala.Option.empty();
+            if (parts.hasNext()) {
+                Object part = parts.next();
+                if (broadcast || parts.hasNext() || !(part instanceof PythonStreamingInputPartition)) return false;
+                block = ((PythonStreamingInputPartition) part).blockId();
+                if (block.isEmpty()) return false;
+            }
+            found.add(node);
+            blocks.add(block);
+        }
+        if (node instanceof ShuffleExchangeExec) shuffles.add(node);
+        boolean below = broadcast || node instanceof BroadcastExchangeExec;
+        for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
+            if (!look((SparkPlan) nodes.next(), below)) return false;
+        return true;
+    }
+
+    public void send(int scan, Object rows) {
+        scala.Option block = (scala.Option) blocks.get(scan);
+        if (block.isEmpty()) return; // the batch has no record of the topic
+        BlockManager manager = SparkEnv.get().blockManager();
+        manager.removeBlock((BlockId) block.get(), true);
+        manager.putIterator((BlockId) block.get(), ((scala.collection.Iterable) rows).iterator(),
+            StorageLevel.MEMORY_AND_DISK_SER(), true, scala.reflect.ClassTag$.MODULE$.apply(InternalRow.class));
+    }
+
+    public void runAll() { // no task is left out because it has run
+        MapOutputTrackerMaster outputs = (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
+        for (int i = 0; i < shuffles.size(); i++) {
+            int shuffle = ((ShuffleExchangeExec) shuffles.get(i)).shuffleId();
+            if (outputs.containsShuffle(shuffle)) outputs.unregisterAllMapAndMergeOutput(shuffle);
+        }
+    }
+}
+"""
 _PICKLED = "BatchEvalPython"
 
 
@@ -146,8 +211,32 @@ class QueryHandle:
         came_back = [(int(count), self._batch_rows(of)) for count, scan, of in rows if scan == "false"]
         return RowsCounted(handed_out, came_back)
 
-    def _look_at_rows(self, *, say: bool) -> str | None:
+    def send_anew(self, records: Mapping[str, DataFrame]) -> bool:
+        """Have the plan that failed read these records, by topic, if it runs again; then all of its tasks run anew.
+
+        False if it cannot: then it reads what it has read. It can where all records were sent along with the plan, and
+        where it keeps none of them, as for a broadcast. Waits for tasks that still read them, which Spark has ended.
+        """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        try:
+            assert self._spark is not None
+            sent = new_object(self._spark, "SentRecords", _SENT_RECORDS)
+            ends = sent.scans(self._query.lastExecution().executedPlan())
+            topics = [] if ends is None else [next(iter(json.loads(end))) for end in str(ends).splitlines()]
+            if not topics or not records.keys() >= {*topics}:
+                return False
+            rows = {topic: rows_of(records[topic]) for topic in topics}
+            for number, topic in enumerate(topics):
+                sent.send(number, rows[topic])
+            sent.runAll()
+        except Py4JError as error:
+            log.info("a batch cannot run again with other records", reason=str(error)[:300])
+            return False
+        return True
+
+    def _look_at_rows(self, *, say: bool) -> str | None:
+        from py4j.protocol import Py4JError
 
         if not self._counts:
             return None

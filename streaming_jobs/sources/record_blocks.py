@@ -9,7 +9,7 @@ the time at which that writer first read its source.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -379,6 +379,17 @@ def note_used(path: Location, columns: Iterable[str]) -> None:
         path.write_bytes(json.dumps(sorted(columns)).encode())
     else:
         write_json(path, sorted(columns), durable=False)
+
+
+def with_refused(records: pa.Table, places: Collection[tuple[int, int]]) -> pa.Table:
+    """All records with those at these partitions and offsets refused; no expression of Spark meets their fields."""
+    at = zip(records["partition"].to_pylist(), records["offset"].to_pylist(), strict=True)
+    refused = pa.array([place in places for place in at], pa.bool_())
+    for name, value in ((RECORD, None), ("_bad", True)):
+        place, column = records.schema.get_field_index(name), records[name]
+        changed = pc.if_else(refused, pa.scalar(value, column.type), column)
+        records = records.set_column(place, records.schema.field(name), changed)
+    return records
 
 
 def read_used(path: Location | None) -> frozenset[str] | None:

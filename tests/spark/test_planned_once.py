@@ -169,13 +169,15 @@ def test_rows_that_a_batch_counted_say_where_it_stopped(spark: SparkSession) -> 
     in_jvm, in_python = ArithmeticException("[DIVIDE_BY_ZERO]"), PythonException("no place")
     assert planned.near(RowsCounted([("a", BAD + 1)], []), in_jvm) == [(BAD, BAD + 1)]
     assert planned.near(RowsCounted([("a", 40)], [(20, 10)]), in_python) == [(20, 30)]
+    named = PythonException("no place\n(row 24 of its task)")
+    assert planned.near(RowsCounted([("a", 40)], [(20, 10)]), named) == [(23, 24)], "its worker has counted the rows"
     assert planned.near(RowsCounted([("a", 24)], [(20, 10)]), in_jvm) == [(10, 20), (23, 24)]
     assert planned.near(RowsCounted([("a", 0)], []), in_jvm) == []
 
 
-ONE = ["division", "cast", "grouped", "looked_up"]
+ONE = ["division", "cast", "grouped", "looked_up", "pickled"]
 """Runs of these stop exactly at the record."""
-WITHIN_A_BATCH = ["python", "pickled", "pandas"]
+WITHIN_A_BATCH = ["python", "pandas"]
 """At first, these stop within a batch of Python code."""
 
 

@@ -207,6 +207,9 @@ class Driver:
     def rows_counted(self) -> None:
         return None
 
+    def send_anew(self, records: object) -> bool:
+        return False
+
     def read_times(self) -> BatchReadTimes:
         return self.times
 

@@ -80,6 +80,27 @@ def summed(things: DataFrame) -> DataFrame:
     return things.where(picky("n") >= 0).groupBy("k").agg(counted, F.sum(_divided()).alias("s"))  # type: ignore[arg-type]
 
 
+@stream(
+    source=THINGS,
+    sink={"spread": DeltaTable("spread", keys=["k"]), "again": DeltaTable("again", keys=["k"])},
+    errors=ASIDE,
+)
+def spread(things: DataFrame) -> Mapping[str, DataFrame]:
+    """Raises in tasks that get the records of other tasks; two tables have the totals."""
+    picked = things.repartition(2).select("k", picky("n").alias("n"))  # type: ignore[arg-type]  # Spark would move a filter
+    totals = picked.groupBy("k").agg(F.count("n").alias("c"))
+    return {"spread": totals, "again": totals.where("c > 0")}
+
+
+@stream(
+    source=THINGS, sink=DeltaTable("hourly", slices=Slices("begin", reach="1 hour"), late_rows="keep"), errors=ASIDE
+)
+def hourly(things: DataFrame) -> DataFrame:
+    """Windows of one key, whose late records are kept."""
+    windows = things.where("k = 'late'").groupBy(F.window("t", "1 hour"))
+    return windows.agg(F.sum(picky("n")).alias("s")).select(F.col("window.start").alias("begin"), "s")  # type: ignore[arg-type]
+
+
 @stream(source=THINGS, sink=DeltaTable("overflowing", keys=["k"]), errors=ASIDE)
 def overflowing(things: DataFrame) -> DataFrame:
     """The result of an aggregation raises, as no record does alone."""

@@ -26,8 +26,9 @@ from typing import Any
 
 from setproctitle import getproctitle, setproctitle
 
+from streaming_jobs.platform.processes.failing_row import count_rows
 from streaming_jobs.platform.processes.fork_client import NUMBER, exactly
-from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
+from streaming_jobs.platform.processes.pandas_on_demand import pandas_after_a_failure, pandas_on_demand
 
 _ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _IMPORTED = (
@@ -42,6 +43,9 @@ _IMPORTED = (
 )
 _PROCESSOR_ROWS = "streaming_jobs.platform.processes.processor_rows"
 _APPLIED = ("PYTHONPATH", "PYTHONUNBUFFERED")
+_WITHOUT_PYTHON = re.compile(r"(^|/)spark-core_[^/]*\.jar$")
+"""Spark has its own jar in the path of Python; each new worker would read the jar's table of contents (40 ms)."""
+_WORKERS = "pyspark.daemon"
 _REQUEST = 2.0
 """Seconds for a client to say what it wants."""
 _END = 3.0
@@ -83,6 +87,7 @@ def _import() -> None:
     for module in _IMPORTED:
         importlib.import_module(module)
     importlib.import_module(_PROCESSOR_ROWS).rows_by_columns()
+    count_rows()
     for name, value in before.items():  # a user's functions get what the user has set
         if value is None:
             del os.environ[name]
@@ -223,9 +228,12 @@ def become(request: Request) -> None:
     time.tzset()
     os.chdir(request.folder)
     path = [entry for entry in request.environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [entry for entry in path if not _WITHOUT_PYTHON.search(entry)]
     sys.path[1:1] = [entry for entry in path if entry not in sys.path]
     setproctitle(" ".join(["python", *request.arguments]))
     _, module, *sys.argv[1:] = request.arguments
+    if module == _WORKERS:
+        pandas_after_a_failure()
     sys.modules.pop(module, None)  # it is to be the main module
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -7,12 +7,15 @@ user's code imports pandas, PyArrow looks again.
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 
 class _Finder:
@@ -66,3 +69,34 @@ def pandas_on_demand() -> None:
         pa.array([None])
     finally:
         finder.denied_in = None
+
+
+def pandas_after_a_failure() -> None:
+    """Workers that are forked from this process have pandas imported, once one of them failed and had it.
+
+    A worker ends when the stream's function raises, and Spark has the next one forked: with pandas it would import for
+    a third of a second. The process that forks imports pandas only where its libraries are bound to one thread, as
+    Spark does by default (OMP_NUM_THREADS): a process with threads must not fork.
+    """
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        return
+    worker: Any = import_module("pyspark.worker")
+    main, fork = worker.main, os.fork
+    used = mmap.mmap(-1, 1)  # shared with the forked processes
+
+    def noted(infile: IO[bytes], outfile: IO[bytes]) -> None:
+        try:
+            main(infile, outfile)
+        except SystemExit:
+            used[0] |= "pandas" in sys.modules
+            raise
+
+    def fork_with_pandas() -> int:
+        if used[0] and "pandas" not in sys.modules:
+            import_module("pandas")
+        pid = fork()
+        if pid == 0:
+            os.fork = fork
+        return pid
+
+    worker.main, os.fork = noted, fork_with_pandas

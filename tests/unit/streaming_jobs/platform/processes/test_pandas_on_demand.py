@@ -46,6 +46,46 @@ def test_pandas_is_whole_as_soon_as_it_is_imported(code: str) -> None:
     run(f"{code}\n{_FULL}")
 
 
+_WORKERS = """
+import os
+import pyspark.worker
+from streaming_jobs.platform.processes.pandas_on_demand import pandas_after_a_failure
+
+def main(code, fails):
+    exec(code)
+    if fails:
+        sys.exit(-1)
+
+pyspark.worker.main = main
+forks = os.fork
+pandas_after_a_failure()
+
+def worker(code="", fails=False):
+    pid = os.fork()
+    if pid == 0:
+        had = "pandas" in sys.modules
+        assert os.fork is forks, "a function that forks is left alone"
+        try:
+            pyspark.worker.main(code, fails)
+        except SystemExit:
+            pass
+        os._exit(had)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_workers_that_are_forked_after_one_with_pandas_has_failed_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "background_thread:false")  # as in the fork server
+    run(f"""{_WORKERS}
+assert [worker("import pandas"), worker(fails=True), worker()] == [0, 0, 0], "none has failed that had it"
+assert [worker("import pandas", fails=True), worker("import pandas")] == [0, 1]
+assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not fork"
+""")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    run(f"{_WORKERS}\nassert [worker('import pandas', fails=True), worker()] == [0, 0], 'it would have threads'")
+
+
 def test_pyarrow_imports_pandas_without_it_and_nothing_changes_where_pandas_is_imported_already() -> None:
     code = "import sys, pyarrow as pa; pa.array([1.5]); assert 'pandas' in sys.modules, 'the module is not needed'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
