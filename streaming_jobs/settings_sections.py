@@ -288,6 +288,12 @@ class StreamSettings(Section):
     max_pause: Duration | None = Field(
         None, description="longest pause after a batch while few records arrive; default by pace"
     )
+    state_partitions: int = Field(
+        0,
+        ge=0,
+        description="partitions of a stream's state, fixed by its first start; 0: spark.shuffle_partitions; 1: a small "
+        "batch runs as one task",
+    )
     committer: Literal["auto", "direct", "spark"] = Field(
         "auto", description="library that commits to Delta tables: direct is delta-rs, spark is delta-spark"
     )

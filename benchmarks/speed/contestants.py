@@ -217,7 +217,8 @@ INFORMED = {"spark.databricks.delta.snapshotPartitions": "1", "spark.sql.shuffle
 def everybody() -> list[Contestant]:
     """The contestants, in the order of the table."""
     live, economy = (Recourse(pace, {"stream.pace": pace}) for pace in ("live", "economy"))
-    topics = [RecourseTopics("topics"), RecourseTopics("topics-live", {"stream.pace": "live"})]
+    quick = {"stream.pace": "live", "stream.state_partitions": "1"}
+    topics = [RecourseTopics("topics"), RecourseTopics("topics-live", quick)]
     spark = [PlainSpark("informed", INFORMED), PlainSpark("plain")]
     return [Recourse("recourse"), live, economy, *topics, KafkaStreams("kafka-streams"), Flink("flink"), *spark]
 

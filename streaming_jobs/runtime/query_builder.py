@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from streaming_jobs.errors import ConfigurationError, RecourseError, UsageError
 from streaming_jobs.ledger.positions import OffsetRange, TopicOffsets, first_after
 from streaming_jobs.platform.cluster import cores_file
 from streaming_jobs.platform.failures import function_raised
+from streaming_jobs.platform.spark import PARTITIONS
 from streaming_jobs.platform.spark_on_store import hadoop_path
 from streaming_jobs.preflight.snapshot import StreamSnapshot, TopicSnapshot, ledger_file
 from streaming_jobs.preflight.topic_rules import primary_has
@@ -31,8 +33,9 @@ from streaming_jobs.runtime.function_plan import FunctionPlan, all_set_to, emit_
 from streaming_jobs.runtime.isolation import Isolation
 from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
-from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
+from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle, for_each_batch
 from streaming_jobs.runtime.shared_plan import SharedPlan
+from streaming_jobs.runtime.single_stage import WITHOUT_CLOSURES, without_exchange
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.state_changes import StateChange, other_state
@@ -305,22 +308,34 @@ class QueryBuilder:
             frame.writeStream.queryName(name)
             .outputMode("update" if updates else "append")
             .option("checkpointLocation", hadoop_path(pipeline.files.checkpoint.folder))
-            .foreachBatch(slices.around(pipeline))
         )
+        writer = for_each_batch(writer, slices.around(pipeline))
         if plan_traits.stateful and plan_traits.watermarks == len(timed) > 0:
             watermarks.listen(spark, len(timed), its_own=not plan_traits.semi_joins)
-        # Without it, a join of two streams would match rows whose keys are null.
-        conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
-        if record.adopted:
-            conf |= format_of_state(pipeline.files.checkpoint)
         return BuiltQuery(
             record,
             pipeline,
             triggered(writer, self.trigger, self._commit_interval),
             handle,
-            all_set_to(spark, conf),
+            self._options(spark, plan_traits, record, pipeline.files.checkpoint),
             watermarks,
         )
+
+    def _options(
+        self, spark: SparkSession, plan_traits: PlanTraits, record: StreamRecord, of: checkpoint.Checkpoint
+    ) -> AbstractContextManager[None]:
+        """The session's configuration while the query starts, which keeps it."""
+        # Without it, a join of two streams would match rows whose keys are null.
+        conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
+        if plan_traits.may_keep_state:
+            without_exchange(spark)
+            if partitions := self.stream_settings.state_partitions:
+                conf[PARTITIONS] = str(partitions)
+            if partitions == 1:
+                conf |= WITHOUT_CLOSURES
+        if record.adopted:
+            conf |= format_of_state(of)
+        return all_set_to(spark, conf)
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:
         """Raise what `assemble` would raise for the stream's function, or return the fingerprint of its state.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +265,42 @@ class QueryHandle:
         if not self._ready.wait(30):
             raise TransientError("the query did not report itself within 30 s")
         return self._figures
+
+
+def for_each_batch(writer: DataStreamWriter, function: Callable[[DataFrame, int], None]) -> DataStreamWriter:
+    """`DataStreamWriter.foreachBatch`, with one session in Python for all batches, as Spark has one for a query.
+
+    PySpark makes a session for each batch, by nine calls of the JVM.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        from py4j.java_gateway import java_import  # type: ignore[import-untyped]
+        from pyspark.java_gateway import ensure_callback_server_started
+        from pyspark.sql import SparkSession
+        from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+        from pyspark.sql.utils import ForeachBatchFunction
+
+        class OneSession(ForeachBatchFunction):
+            of_batches: SparkSession | None = None
+
+            def call(self, jdf: Any, batch_id: int) -> None:
+                try:
+                    if self.of_batches is None:
+                        self.of_batches = SparkSession(self.session.sparkContext, jdf.sparkSession())
+                    self.func(ClassicFrame(jdf, self.of_batches), batch_id)
+                except Exception as error:
+                    self.error = error
+                    raise
+
+        gateway: Any = writer._spark.sparkContext._gateway
+        java_import(gateway.jvm, "org.apache.spark.sql.execution.streaming.sources.*")
+        gateway.jvm.PythonForeachBatchHelper.callForeachBatch(writer._jwrite, OneSession(writer._spark, function))
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    except (ImportError, AttributeError, TypeError, Py4JError) as error:  # all of it is private: only speed is lost
+        log.info("each batch has a session of its own in Python", reason=str(error)[:300])
+        return writer.foreachBatch(function)
+    return writer
 
 
 @dataclass(frozen=True)

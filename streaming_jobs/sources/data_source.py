@@ -7,7 +7,8 @@ Spark calls a data source in three kinds of Python processes:
     pickling    one at the start, which only takes the reader apart and sends it to the workers
 
 A small batch needs no worker: the planner sends its records along with the plan of the batch (`getCache`, as Spark's
-`SimpleDataSourceStreamReader` does). So a live stream does not pay for a task that starts a reader.
+`SimpleDataSourceStreamReader` does). So a live stream does not pay for a task that starts a reader. The planner decodes
+them while Spark logs and plans the batch.
 
 Each record has its fields in `_record`, and `_bad` says if it was refused (`record_blocks.py`). The streaming frame
 counts its bad records on the way (`observe`) and leaves them out; `bad_records` reads the offsets of the batch again
@@ -19,10 +20,12 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -192,6 +195,34 @@ class BatchReader(DataSourceReader):
         return self.reading.read(partition)
 
 
+class SplitAhead(threading.Thread):
+    """Splits a batch, and decodes a small one, while Spark logs its offsets and plans it.
+
+    The process has one thread more for that time, in which its other one waits for Spark.
+    """
+
+    def __init__(self, split: Callable[[], Split]) -> None:
+        super().__init__(name="split", daemon=True)
+        self._split = split
+        self._parts: Split | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._parts = self._split()
+        except BaseException as error:  # noqa: BLE001 - raised to who asks
+            self._error = error
+
+    def result(self) -> Split:
+        """The parts, once they are there; raises what splitting raises."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        assert self._parts is not None
+        return self._parts
+
+
 class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     """Reads a stream: Spark's wrapper, with admission control, and with records sent along for small batches only.
 
@@ -203,7 +234,7 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         self.simple_reader: Any = self  # Spark asks it for `SupportsTriggerAvailableNow`
         self._planner: SourcePlanner | None = None
         self._clock: SourceClock | None = None
-        self._split: tuple[dict[str, Any], dict[str, Any], Split] | None = None
+        self._split: tuple[dict[str, Any], dict[str, Any], SplitAhead] | None = None
         self._sent: tuple[dict[str, Any], dict[str, Any], list[pa.RecordBatch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,21 +258,22 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
         """The end of the next batch; `start` if there is nothing new."""
+        self._one_thread()
         end = self._named(self.planner.next_end(self._offsets(start)))
+        split = partial(self.reading.split, self.planner, self._offsets(start), self._offsets(end))
+        self._split = None if start == end else (start, end, SplitAhead(split))
         if self.reading.timed is not None:
-            self._tell_time(self.reading.timed, start, end)
+            self._tell_time(self.reading.timed)
         return end
 
-    def _tell_time(self, source: TimedSource, start: dict[str, Any], end: dict[str, Any]) -> None:
-        """Read the batch's records now instead of in `partitions`, and say how far their event times are."""
+    def _tell_time(self, source: TimedSource) -> None:
+        """Say how far the event times of the batch's records are, once these are read."""
         if self._clock is None:
             self._clock = SourceClock(source)
-        if start == end:
+        if self._split is None:
             self._clock.nothing()
-            return
-        split = self.reading.split(self.planner, self._offsets(start), self._offsets(end))
-        self._split = start, end, split
-        self._clock.batch(split[1])
+        else:
+            self._clock.batch(self._split[2].result()[1])
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Note the present end: the query ends there."""
@@ -249,11 +281,12 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One partition for records that are sent along, else one per task."""
-        if self._split is not None and self._split[:2] == (start, end):
-            parts, records = self._split[2]
+        self._one_thread()
+        ahead, self._split = self._split, None
+        if ahead is not None and ahead[:2] == (start, end):
+            parts, records = ahead[2].result()
         else:  # after a restart: the batch was planned before
             parts, records = self.reading.split(self.planner, self._offsets(start), self._offsets(end))
-        self._split = None
         self._sent = None if records is None else (start, end, records)
         return parts
 
@@ -271,10 +304,16 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         return self.reading.read(partition)
 
     def stop(self) -> None:
+        self._one_thread()
         if self._clock is not None:
             self._clock.close()
         if self._planner is not None:
             self._planner.close()
+
+    def _one_thread(self) -> None:
+        """Wait until a batch that Spark has not asked for is split: the planner is for one thread at a time."""
+        if self._split is not None:
+            self._split[2].join()
 
     def _offsets(self, offset: dict[str, Any]) -> dict[int, int]:
         return {int(p): int(o) for p, o in offset.get(self.reading.source, {}).items()}

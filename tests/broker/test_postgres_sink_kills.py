@@ -63,11 +63,7 @@ def run(settings: Settings, bootstrap: str, streams: str, kill: str | None = Non
     return finished(driver(settings, bootstrap, *arguments, flows=FLOWS, environment=environment))
 
 
-KILLS = (
-    "pg_kept:transaction_open:1",
-    "pg_beside:secondary_committed:1",
-    "pg_totals:secondary_committed:1",
-)
+KILLS = ("pg_kept:transaction_open:1", "pg_totals:secondary_committed:1")
 MORE_KILLS = other_kills(STREAMS, KILLS)
 
 

@@ -45,11 +45,7 @@ def fed(settings: SettingsFactory, broker: Broker) -> Iterator[tuple[Settings, s
     yield made, bootstrap, topics
 
 
-KILLS = (
-    "copied:transaction_open:1",
-    "both:secondary_committed:2",
-    "total_changes:secondary_committed:1",
-)
+KILLS = ("copied:transaction_open:1", "both:secondary_committed:2")
 MORE_KILLS = other_kills(STREAMS, KILLS)
 
 

@@ -70,6 +70,7 @@ def outside(story: ShopStory, group: str, offset: int) -> None:
     consumer.close()
 
 
+@pytest.mark.long  # test_recovery_through_tables.py has topics and tables
 def test_a_bug_in_the_first_stream_is_put_right_in_all_and_taken_back(story: ShopStory) -> None:
     ends = Topics.of(story.settings.kafka, story.bootstrap).latest(CHANGES)
     outside(story, "billing", ends[0] - 10)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from streaming_jobs.declare.topic_sink import KafkaSink
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.collected import to_arrow
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.kafka.producer import Header
@@ -108,7 +109,10 @@ class TopicOutput:
             return prepare_shards(self.writer, self.declared, self.topics[self.declared.name], headers, frame)
         judge = RowJudge(self.declared, self.topics, self._headers(rows))
         if rows.driver:
-            table = frame.toArrow()
+            answer = None if self.declared.route else self.topics.ask_ahead(self.declared.name)
+            table = to_arrow(frame)  # the broker answers meanwhile
+            if answer is not None and table.num_rows:
+                answer()
             blocks = list(judge.blocks(iter([table])))
             count = _written(blocks)
             records = BatchRecords(judge, blocks, count, self.topics.ids, self.topics.smallest_batch)

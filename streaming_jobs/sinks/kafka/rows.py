@@ -13,8 +13,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
@@ -29,7 +31,7 @@ from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN, SOURCE_
 from streaming_jobs.declare.format import BlockWriter
 from streaming_jobs.declare.names import cluster_of, in_cluster, is_topic_name
 from streaming_jobs.declare.topic_sink import KafkaSink
-from streaming_jobs.errors import OutputMismatch, PermanentError
+from streaming_jobs.errors import OutputMismatch, PermanentError, RecourseError
 from streaming_jobs.settings import TopicSinkSettings
 from streaming_jobs.sinks.kafka.clients import NO_LIMIT
 from streaming_jobs.sinks.kafka.producer import Header, Record
@@ -224,6 +226,27 @@ class KnownTopics:
         self._found_before |= self.ids.keys()
         self._known.clear()
         self._names = None
+
+    def ask_ahead(self, name: str) -> Callable[[], None]:
+        """Ask for a topic in a thread; the returned function waits for the answer, and takes it over if there is one.
+
+        Without an answer, whoever needs the topic asks again, and knows what to do about it.
+        """
+        answers: list[TopicInfo | None] = []
+
+        def ask() -> None:
+            with suppress(RecourseError):
+                answers.append(self._topics.describe(name))
+
+        thread = threading.Thread(target=ask, name="kafka: topic", daemon=True)
+        thread.start()
+
+        def take() -> None:
+            thread.join()
+            if answers and answers[0] is not None:
+                self._known[name] = answers[0]
+
+        return take
 
     def __getitem__(self, name: str) -> TopicInfo | None:
         if name in self._forbidden:

@@ -168,6 +168,33 @@ def test_requests_are_no_larger_than_the_most_restrictive_topic_takes() -> None:
     assert topics.ids == {"orders": "id1", "small": "id3"}
 
 
+def test_a_topic_that_was_asked_for_ahead_is_not_asked_for_again() -> None:
+    lookup = Lookup()
+    topics = KnownTopics(lookup, SETTINGS)
+    topics.ask_ahead("orders")()
+    assert topics["orders"] == TOPICS["orders"] and topics.ids == {"orders": "id1"}
+    assert lookup.asked == ["orders"]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("first", [None, TransientError("no broker", "start it")])
+def test_without_an_answer_ahead_the_topic_is_asked_for_when_a_row_needs_it(first: TransientError | None) -> None:
+    class Late(Lookup):
+        def describe(self, name: str) -> TopicInfo | None:
+            info = super().describe(name)
+            if len(self.asked) > 1:
+                return info
+            if first is not None:
+                raise first
+            return None
+
+    lookup = Late()
+    topics = KnownTopics(lookup, SETTINGS)
+    topics.ask_ahead("orders")()
+    assert topics.ids == {}
+    assert topics["orders"] == TOPICS["orders"] and lookup.asked == ["orders", "orders"]
+
+
 class _Report:
     def __init__(self, topic: str, partition: int, offset: int | None) -> None:
         self.topic, self.partition, self.offset = (lambda: topic), (lambda: partition), (lambda: offset)

@@ -1,0 +1,89 @@
+"""A small batch of a state with one partition runs as one stage, with one task.
+
+The records of a small batch are one partition (`sources/data_source.py`), which a state of one partition could take as
+it is: all rows of every key are there. But the scan of a data source does not say that it has one partition (Spark
+4.2), so Spark puts an exchange in between: a second stage that waits for the first, and files for the shuffle. Here a
+scan with one partition is planned below a `coalesce(1)`, which does nothing but say so.
+
+A batch that several tasks read keeps its exchange, and so do all batches of a state with more partitions.
+
+Strategies of the planner see scans through a private interface of Spark; without it, a batch has two stages, and one
+line in the log says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streaming_jobs.platform.spark_jvm import new_object
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WITHOUT_CLOSURES = {"spark.sql.execution.usePartitionEvaluator": "true"}
+"""Operators send their tasks objects, not closures, whose classes Spark would read and serialise for each batch."""
+
+log = structlog.get_logger()
+
+_STRATEGY = """
+import org.apache.spark.sql.ExperimentalMethods;
+import org.apache.spark.sql.catalyst.plans.logical.Filter;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.CoalesceExec;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.SparkStrategy;
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy;
+import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
+import org.apache.spark.sql.execution.datasources.v2.StreamingDataSourceV2ScanRelation;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.internal.SQLConf$;
+import scala.collection.Iterator;
+import scala.collection.immutable.Nil$;
+import scala.collection.immutable.Seq;
+
+public class SingleStage extends SparkStrategy {
+    private static final Seq NOTHING = (Seq) (Object) Nil$.MODULE$;
+    private DataSourceV2Strategy spark;
+
+    public void of(Object object) { // once for all queries of a session: each has the strategies of its start
+        SparkSession session = (SparkSession) object;
+        ExperimentalMethods methods = session.experimental();
+        Iterator there = methods.extraStrategies().iterator();
+        while (there.hasNext()) if (there.next() instanceof SingleStage) return;
+        spark = new DataSourceV2Strategy(session);
+        methods.extraStrategies_$eq((Seq) methods.extraStrategies().appended(this));
+    }
+
+    private static String statePartitions(SQLConf conf) { // those of the checkpoint, or of a query's first run
+        String key = SQLConf$.MODULE$.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL().key();
+        return conf.getConfString(key, Integer.toString(conf.numShufflePartitions()));
+    }
+
+    public Seq apply(LogicalPlan plan) {
+        if (!statePartitions(SQLConf$.MODULE$.get()).equals("1")) return NOTHING;
+        LogicalPlan leaf = plan;
+        while (leaf instanceof Project || leaf instanceof Filter) leaf = (LogicalPlan) leaf.children().head();
+        if (!(leaf instanceof StreamingDataSourceV2ScanRelation)) return NOTHING;
+        Seq planned = spark.apply(plan); // once: what the planner's process sends along is there only once
+        if (planned.isEmpty()) return planned;
+        SparkPlan scan = (SparkPlan) planned.head();
+        while (scan.children().size() == 1) scan = (SparkPlan) scan.children().head();
+        boolean isOne = scan instanceof MicroBatchScanExec && ((MicroBatchScanExec) scan).inputPartitions().size() == 1;
+        return isOne ? (Seq) NOTHING.prepended(new CoalesceExec(1, (SparkPlan) planned.head())) : planned;
+    }
+}
+"""
+
+
+def without_exchange(spark: SparkSession) -> None:
+    """Let queries that start from now on, if their state has one partition, run a small batch as one stage."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        new_object(spark, "SingleStage", _STRATEGY).of(spark._jsparkSession)
+    except Py4JError as error:
+        log.info("small batches have two stages", reason=str(error)[:300])

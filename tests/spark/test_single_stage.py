@@ -1,0 +1,122 @@
+"""A small batch of a state with one partition runs as one stage, and counts the same as with an exchange."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from structlog.testing import capture_logs
+
+from streaming_jobs.platform import spark_jvm
+from streaming_jobs.platform.spark import PARTITIONS
+from streaming_jobs.runtime import single_stage
+from streaming_jobs.runtime.function_plan import all_set_to
+from streaming_jobs.runtime.single_stage import without_exchange
+from streaming_jobs.sources.data_source import load
+from streaming_jobs.sources.planner import BatchLimits
+from tests.support.steps import START, StepReading, step
+
+BATCHES = [(5, 11), (25, 3), (7, 12, 5), (48,)]
+COUNTS = [{0: 1, 10: 1}, {0: 2, 20: 1}, {0: 4, 10: 2}, {40: 1}]
+"""The counts by ten seconds that each batch changes."""
+
+
+class Counts:
+    """A running count by ten seconds, and what each batch did."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.exchanges: list[int] = []
+        self.coalesced: list[bool] = []
+        self.updates: list[dict[int, int]] = []
+        self._query: Any = None
+        self._known = threading.Event()
+
+    def run(self, spark: SparkSession, reading: StepReading, partitions: int) -> None:
+        """The batches that are there, from the checkpoint on."""
+        good = load(spark, reading).where(~F.col("_bad")).select("_record.*")
+        counts = good.groupBy(F.window("at", "10 seconds").alias("of")).agg(F.count("*").alias("n"))
+        writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(self.state))
+        self._known.clear()
+        with all_set_to(spark, {PARTITIONS: str(partitions)}):
+            query = writer.foreachBatch(self._take).trigger(availableNow=True).start()
+        self._query = query._jsq.streamingQuery()
+        self._known.set()
+        query.awaitTermination()
+
+    def _take(self, batch: DataFrame, _: int) -> None:
+        rows = batch.select(F.unix_seconds("of.start") - int(START.timestamp()), "n").collect()
+        self.updates.append({row[0]: row[1] for row in rows})
+        assert self._known.wait(60)
+        plan = str(self._query.lastExecution().executedPlan())
+        self.exchanges.append(plan.count("Exchange "))
+        self.coalesced.append("Coalesce 1" in plan)
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    for number, seconds in enumerate(BATCHES):
+        step(tmp_path / "in", number, *seconds)
+    return tmp_path / "in"
+
+
+def small(folder: Path) -> StepReading:
+    return StepReading(f"steps-{folder.parent.name}", {0: 0}, limits=BatchLimits(1, 1, 1, 0), folder=folder)
+
+
+def large(folder: Path, parts: int) -> StepReading:
+    return replace(small(folder), sent=False, parts_of=parts)
+
+
+def one_by_one(steps: Path, number: int) -> Path:
+    """The folder with the batches up to `number`."""
+    aside = steps.parent / "later"
+    aside.mkdir(exist_ok=True)
+    for each in range(len(BATCHES)):
+        here, there = steps / str(each), aside / str(each)
+        if each <= number and there.exists():
+            there.rename(here)
+        elif each > number and here.exists():
+            here.rename(there)
+    return steps
+
+
+def test_a_small_batch_has_no_exchange_and_the_counts_are_right_over_restarts_and_large_batches(
+    spark: SparkSession, steps: Path, tmp_path: Path
+) -> None:
+    without_exchange(spark)
+    strategies = spark._jsparkSession.experimental().extraStrategies().size()
+    without_exchange(spark)
+    assert spark._jsparkSession.experimental().extraStrategies().size() == strategies, "one for all streams"
+    counts = Counts(tmp_path / "state")
+    for number in range(len(BATCHES)):  # a query for each batch
+        folder = one_by_one(steps, number)
+        partitions = 1 if number == 0 else 2  # the checkpoint says one
+        counts.run(spark, large(folder, 2) if number == 2 else small(folder), partitions)
+    assert counts.updates == COUNTS
+    assert counts.exchanges == [0, 0, 1, 0], "tasks decode a large batch side by side"
+    assert counts.coalesced == [True, True, False, True]
+
+
+def test_a_state_with_more_partitions_keeps_its_exchange(spark: SparkSession, steps: Path, tmp_path: Path) -> None:
+    without_exchange(spark)
+    counts = Counts(tmp_path / "state")
+    counts.run(spark, small(one_by_one(steps, 1)), 2)
+    counts.run(spark, small(one_by_one(steps, 3)), 1)  # the checkpoint says two
+    assert counts.updates == COUNTS and counts.exchanges == [1, 1, 1, 1] and not any(counts.coalesced)
+
+
+def test_a_spark_without_the_private_interface_runs_two_stages_and_says_so(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = spark_jvm._COMPILED.get(spark.sparkContext._gateway, {})
+    monkeypatch.delitem(there, "SingleStage", raising=False)
+    monkeypatch.setattr(single_stage, "_STRATEGY", "public class SingleStage { private NoSuchStrategy spark; }")
+    with capture_logs() as logged:
+        without_exchange(spark)
+    assert [line["event"] for line in logged] == ["small batches have two stages"]
