@@ -78,8 +78,8 @@ def check_types_by_one_call() -> None:
         if not isinstance(java_class, str):
             return bool(as_before(gateway, java_object, java_class))
         if (checks := _TYPE_CHECKS.get(gateway)) is None:
-            checks = _TYPE_CHECKS[gateway] = gateway.jvm.py4j.reflection.TypeUtil
-        return bool(checks.isInstanceOf(java_class, java_object))
+            checks = _TYPE_CHECKS[gateway] = gateway.jvm.py4j.reflection.TypeUtil.isInstanceOf
+        return bool(checks(java_class, java_object))
 
     java_gateway.is_instance_of = is_instance_of
 
@@ -97,7 +97,8 @@ class PromptStream:
         self._connected = connected
 
     def readline(self) -> bytes:
-        self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        with suppress(OSError):  # a kernel without it
+            self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return bytes(self._stream.readline())
 
     def __getattr__(self, name: str) -> Any:

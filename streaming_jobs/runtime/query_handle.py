@@ -107,18 +107,25 @@ import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingInputPartition;
 import org.apache.spark.sql.execution.exchange.BroadcastExchangeExec;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
+import org.apache.spark.sql.execution.streaming.operators.stateful.EventTimeWatermarkExec;
+import org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter;
+import org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinExec;
 import org.apache.spark.storage.BlockId;
 import org.apache.spark.storage.BlockManager;
 import org.apache.spark.storage.StorageLevel;
 
 public class SentRecords {
-    private java.util.List found, blocks, shuffles;
+    private java.util.List found, blocks, shuffles, times;
+    private SparkPlan whole;
+    private int states = 0;
 
-    public String scans(Object plan) { // the end of each scan; null: not all of their records were sent along
+    public String scans(Object plan) { // the end of each scan; null: the plan cannot run again with other records
+        whole = (SparkPlan) plan;
+        times = new java.util.ArrayList();
         found = new java.util.ArrayList();
         blocks = new java.util.ArrayList();
         shuffles = new java.util.ArrayList();
-        if (!look((SparkPlan) plan, false)) return null;
+        if (!look(whole, false)) return null;
         StringBuilder ends = new StringBuilder();
         for (int i = 0; i < found.size(); i++)
             ends.append(((MicroBatchScanExec) found.get(i)).end().json()).append('\\n');
@@ -138,6 +145,11 @@ public class SentRecords {
             found.add(node);
             blocks.add(block);
         }
+        // Of several operators with state, one may have written its state before another one's records failed: Spark
+        // would commit that one. A semi join has the watermark of the batch before, which counts what it has read.
+        if (node instanceof StateStoreWriter && ++states > 1) return false;
+        if (node instanceof StreamingSymmetricHashJoinExec) return false;
+        if (node instanceof EventTimeWatermarkExec) times.add(node);
         if (node instanceof ShuffleExchangeExec) shuffles.add(node);
         boolean below = broadcast || node instanceof BroadcastExchangeExec;
         for (scala.collection.Iterator nodes = node.children().iterator(); nodes.hasNext();)
@@ -145,16 +157,18 @@ public class SentRecords {
         return true;
     }
 
-    public void send(int scan, Object rows) {
+    public boolean send(int scan, Object rows) { // false: Spark could not keep them
         scala.Option block = (scala.Option) blocks.get(scan);
-        if (block.isEmpty()) return; // the batch has no record of the topic
+        if (block.isEmpty()) return true; // the batch has no record of the topic
         BlockManager manager = SparkEnv.get().blockManager();
         manager.removeBlock((BlockId) block.get(), true);
-        manager.putIterator((BlockId) block.get(), ((scala.collection.Iterable) rows).iterator(),
+        return manager.putIterator((BlockId) block.get(), ((scala.collection.Iterable) rows).iterator(),
             StorageLevel.MEMORY_AND_DISK_SER(), true, scala.reflect.ClassTag$.MODULE$.apply(InternalRow.class));
     }
 
-    public void runAll() { // no task is left out because it has run
+    public void runAll() { // no task is left out because it has run, and nothing is counted twice
+        whole.resetMetrics();
+        for (int i = 0; i < times.size(); i++) ((EventTimeWatermarkExec) times.get(i)).eventTimeStats().reset();
         MapOutputTrackerMaster outputs = (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
         for (int i = 0; i < shuffles.size(); i++) {
             int shuffle = ((ShuffleExchangeExec) shuffles.get(i)).shuffleId();
@@ -214,11 +228,10 @@ class QueryHandle:
     def send_anew(self, records: Mapping[str, DataFrame]) -> bool:
         """Have the plan that failed read these records, by topic, if it runs again; then all of its tasks run anew.
 
-        False if it cannot: then it reads what it has read. It can where all records were sent along with the plan, and
-        where it keeps none of them, as for a broadcast. Waits for tasks that still read them, which Spark has ended.
+        False if it cannot, and then the query has to begin again. It can where all records were sent along with the
+        plan, where it keeps none of them, as for a broadcast, and where it has one operator with state at most, which is
+        no join. Waits for tasks that still read the records, which Spark has ended.
         """
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
         try:
             assert self._spark is not None
             sent = new_object(self._spark, "SentRecords", _SENT_RECORDS)
@@ -227,16 +240,16 @@ class QueryHandle:
             if not topics or not records.keys() >= {*topics}:
                 return False
             rows = {topic: rows_of(records[topic]) for topic in topics}
-            for number, topic in enumerate(topics):
-                sent.send(number, rows[topic])
+            if not all(sent.send(number, rows[topic]) for number, topic in enumerate(topics)):
+                return False
             sent.runAll()
-        except Py4JError as error:
+        except Exception as error:  # noqa: BLE001 - all of it is private; the query begins again
             log.info("a batch cannot run again with other records", reason=str(error)[:300])
             return False
         return True
 
     def _look_at_rows(self, *, say: bool) -> str | None:
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         if not self._counts:
             return None

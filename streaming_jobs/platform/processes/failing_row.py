@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from operator import itemgetter
@@ -29,22 +30,23 @@ def without_row(text: str) -> str:
 def count_rows() -> None:
     """Have the workers that are forked from this process name the row on which a plain Python function raises."""
     worker: Any = import_module("pyspark.worker")
-    plain, read = worker.PythonEvalType.SQL_BATCHED_UDF, worker.read_udfs
+    plain, read, handle = worker.PythonEvalType.SQL_BATCHED_UDF, worker.read_udfs, worker.handle_worker_exception
+    taken: list[Iterator[int]] = []
 
     def read_udfs(*options: Any) -> tuple[Any, ...]:
         function, *others = read(*options)
-        return (_counting(function) if plain in options else function, *others)
+        taken.clear()
 
-    worker.read_udfs = read_udfs
+        def counted(split: int, rows: Iterator[Any]) -> Any:
+            taken[:] = [count()]
+            return function(split, map(itemgetter(0), zip(rows, *taken, strict=False)))
 
+        return (counted if plain in options else function, *others)
 
-def _counting(function: Any) -> Any:
-    def counted(split: int, rows: Iterator[Any]) -> Iterator[Any]:
-        taken = count()
-        try:
-            yield from function(split, map(itemgetter(0), zip(rows, taken, strict=False)))
-        except Exception as error:
-            error.add_note(f"(row {next(taken)} of its task)")
-            raise
+    def handle_worker_exception(error: BaseException, *options: Any, **named: Any) -> None:
+        for rows in taken:
+            with suppress(Exception):  # the class of the exception is the user's
+                error.add_note(f"(row {next(rows)} of its task)")
+        handle(error, *options, **named)
 
-    return counted
+    worker.read_udfs, worker.handle_worker_exception = read_udfs, handle_worker_exception
