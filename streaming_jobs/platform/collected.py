@@ -1,4 +1,4 @@
-"""A frame's rows in this process, as `DataFrame.toArrow` collects them, with three calls of the JVM instead of thirty.
+"""A frame's rows in this process, as `DataFrame.toArrow` collects them, with 2 calls of the JVM instead of 24.
 
 PySpark asks the JVM for each setting, for the schema, and for each item of the list that says where the rows are
 served. A call takes a third of a millisecond on a busy machine, as much in all as the topic's transaction.

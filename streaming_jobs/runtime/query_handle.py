@@ -229,8 +229,8 @@ class QueryHandle:
         """Have the plan that failed read these records, by topic, if it runs again; then all of its tasks run anew.
 
         False if it cannot, and then the query has to begin again. It can where all records were sent along with the
-        plan, where it keeps none of them, as for a broadcast, and where it has one operator with state at most, which is
-        no join. Waits for tasks that still read the records, which Spark has ended.
+        plan, where it keeps none of them, as for a broadcast, and where at most one operator keeps state, and is no
+        join. Waits for tasks that still read the records, which Spark has ended.
         """
         try:
             assert self._spark is not None

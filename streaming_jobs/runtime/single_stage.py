@@ -68,7 +68,7 @@ public class SingleStage extends SparkStrategy {
         LogicalPlan leaf = plan;
         while (leaf instanceof Project || leaf instanceof Filter) leaf = (LogicalPlan) leaf.children().head();
         if (!(leaf instanceof StreamingDataSourceV2ScanRelation)) return NOTHING;
-        Seq planned = spark.apply(plan); // once: what the planner's process sends along is there only once
+        Seq planned = spark.apply(plan); // in place of Spark's own strategy, not beside it
         if (planned.isEmpty()) return planned;
         SparkPlan scan = (SparkPlan) planned.head();
         while (scan.children().size() == 1) scan = (SparkPlan) scan.children().head();

@@ -211,7 +211,7 @@ class SplitAhead(threading.Thread):
     def run(self) -> None:
         try:
             self._parts = self._split()
-        except BaseException as error:  # noqa: BLE001 - raised to who asks
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
             self._error = error
 
     def result(self) -> Split:

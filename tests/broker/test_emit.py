@@ -41,7 +41,7 @@ def sold(clicks: DataFrame, sales: DataFrame) -> DataFrame:
 
 @pytest.fixture
 def made(bench: Callable[..., Bench]) -> Iterator[Bench]:
-    made = bench({"streams": {"visits": {"state_partitions": 1}}})
+    made = bench({"stream.state_partitions": 1})
     for topic in (CLICKS, SALES):
         made.topics.create(topic.name, 1)
     yield made
@@ -70,5 +70,5 @@ def test_sessions_and_a_left_join_write_final_rows_by_key_over_a_restart(made: B
     assert counted == {("a", BEGIN, 3), ("b", BEGIN + timedelta(seconds=5), 1)}, "the session went on after the restart"
     joined = sorted((row["k"], row["at"].second, row["sold_at"] is not None) for row in rows(made.settings, "sold"))
     planned = [StreamFolder.of(made.settings, name).checkpoint(1).metadata(0) for name in ("visits", "sold")]
-    assert [each["conf"]["spark.sql.shuffle.partitions"] for each in planned] == ["1", "2"], "of their state"
+    assert [each["conf"]["spark.sql.shuffle.partitions"] for each in planned] == ["1", "1"], "of their state"
     assert joined == [("a", 0, True), ("a", 5, True), ("a", 8, True), ("b", 5, False)], "b unmatched, once it is final"

@@ -145,6 +145,9 @@ def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_st
         assert sum(entry.dead_letters for entry in ledger(made.settings, flow.name)) == len(BAD)
     assert {row["k"]: row["c"] for row in rows(made.settings, "again")} == totals
 
+    assert made.run(raising_flows.regrouped).status.restarts > 0, "the first operator's state may be written already"
+    assert sorted(letters(made.settings, "regrouped")) == sorted(BAD)
+
     for records in ([(1, "2024-01-01T05:00:00Z")], [(5, "2024-01-01T00:00:00Z"), (77, "2024-01-01T00:00:00Z")]):
         late = [json.dumps({"k": "late", "n": n, "t": time}).encode() for n, time in records]
         produce(made.bootstrap, TOPIC, [(b"late", value) for value in late])

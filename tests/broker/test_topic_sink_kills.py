@@ -45,7 +45,7 @@ def fed(settings: SettingsFactory, broker: Broker) -> Iterator[tuple[Settings, s
     yield made, bootstrap, topics
 
 
-KILLS = ("copied:transaction_open:1", "both:secondary_committed:2")
+KILLS = ("copied:transaction_open:1", "both:secondary_committed:2", "total_changes:secondary_committed:1")
 MORE_KILLS = other_kills(STREAMS, KILLS)
 
 
@@ -59,7 +59,8 @@ def test_a_kill_at_any_point_of_a_batch_of_tables_and_topics(
     fed: tuple[Settings, str, Topics], kills: tuple[str, ...]
 ) -> None:
     settings, bootstrap, _ = fed
-    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=700", "--streams")
+    arguments = ("--trigger", "available-now", "--set", "stream.max_offsets_per_trigger=700")
+    arguments += ("--set", "streams.total_changes.state_partitions=1", "--streams")
     for kill in kills:
         process = driver(
             settings, bootstrap, *arguments, kill.partition(":")[0], flows=FLOWS, environment={"RECOURSE_CRASH": kill}

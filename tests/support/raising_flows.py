@@ -92,6 +92,13 @@ def spread(things: DataFrame) -> Mapping[str, DataFrame]:
     return {"spread": totals, "again": totals.where("c > 0")}
 
 
+@stream(source=THINGS, sink=DeltaTable("regrouped", emit="close"), errors=ASIDE)
+def regrouped(things: DataFrame) -> DataFrame:
+    """Ahead of two operators with state."""
+    minutes = things.groupBy("k", F.window("t", "1 minute")).agg(F.count(picky("n")).alias("c"))  # type: ignore[arg-type]
+    return minutes.groupBy(F.window(F.window_time("window"), "1 hour")).agg(F.sum("c").alias("c")).select("c")
+
+
 @stream(
     source=THINGS, sink=DeltaTable("hourly", slices=Slices("begin", reach="1 hour"), late_rows="keep"), errors=ASIDE
 )
