@@ -67,10 +67,8 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
     held: list[Any] = []
 
     def grown() -> bool:
-        """Hold more, until the threshold is passed; then only allocate, since Java compares them at collections."""
-        array = spark.sparkContext._gateway.new_array(jvm.byte, 16 << 20)
-        if old.getUsage().getUsed() <= threshold:
-            held.append(array)
+        """Hold more. Java compares after a collection, so these are small enough to be young first."""
+        held.append(jvm.java.nio.ByteBuffer.allocate(8 << 20))
         return bool(old.getUsageThreshold() > threshold)
 
     until(grown, 60, "twice what is in use is the next threshold")

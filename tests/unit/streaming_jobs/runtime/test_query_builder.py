@@ -342,13 +342,15 @@ def test_a_batch_runs_again_with_other_records_where_all_were_sent_along_and_thi
             if broken:
                 raise Py4JError("no such method")
 
-        return SimpleNamespace(
-            of=lambda _: None, scans=lambda _: ends[-1], send=lambda *scan: sent.append(scan), runAll=run_all
-        )
+        def send(*scan: object) -> bool:
+            sent.append(scan)
+            return not full
+
+        return SimpleNamespace(of=lambda _: None, scans=lambda _: ends[-1], send=send, runAll=run_all)
 
     monkeypatch.setattr("streaming_jobs.runtime.query_handle.new_object", made)
     monkeypatch.setattr("streaming_jobs.runtime.query_handle.rows_of", lambda frame: f"rows of {frame}")
-    handle, broken = QueryHandle(SimpleNamespace()), False  # type: ignore[arg-type]
+    handle, broken, full = QueryHandle(SimpleNamespace()), False, False  # type: ignore[arg-type]
     handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
     records: Any = {"my things": "a", "b": "b"}
     for each in (None, "", '{"c":{"0":1}}\n'):
@@ -360,6 +362,8 @@ def test_a_batch_runs_again_with_other_records_where_all_were_sent_along_and_thi
     assert sent == [(0, "rows of b"), (1, "rows of a"), (2, "rows of b"), "all"]
     broken = True
     assert not handle.send_anew(records)
+    broken, full = False, True
+    assert not handle.send_anew(records), "Spark has not kept them"
 
 
 def test_a_pipeline_is_handed_over_before_its_query_starts(make: Make, settings: SettingsFactory) -> None:

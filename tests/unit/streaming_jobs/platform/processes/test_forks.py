@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -52,6 +52,19 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+def await_answer(folder: Path) -> None:
+    """Wait until the server has imported: on a busy machine, that takes longer than a client waits."""
+    with socket.socket(socket.AF_UNIX) as empty, suppress(ConnectionError):
+        empty.settimeout(60)
+        descriptor, path = address(str(folder))
+        try:
+            empty.connect(path)
+        finally:
+            os.close(descriptor)
+        empty.shutdown(socket.SHUT_WR)
+        assert empty.recv(1) == b"", "nothing was asked"
+
+
 @contextmanager
 def served(folder: Path, **environment: str) -> Iterator[ForkServer]:
     before = {name: os.environ.get(name) for name in environment}
@@ -66,6 +79,7 @@ def served(folder: Path, **environment: str) -> Iterator[ForkServer]:
                 os.environ[name] = value
     assert server is not None
     try:
+        await_answer(folder)
         yield server
     finally:
         server.close()
