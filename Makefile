@@ -64,7 +64,7 @@ CHECKS := each format $(BIN)/ruff format --check .; each lint $(BIN)/ruff check 
 # mark, each process would import the tests of all kinds first, which takes 20 s.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 TESTS := each spark $(BIN)/pytest tests/spark -m "not long" --numprocesses 2 --dist worksteal; \
-	printed=$$(mktemp); nice $(BIN)/pytest tests/unit -m "not long" --numprocesses 1 > $$printed 2>&1 & unit=$$!; \
+	printed=$$(mktemp); nice $(BIN)/pytest tests/unit -m "not long" --numprocesses 2 --dist worksteal > $$printed 2>&1 & unit=$$!; \
 	each broker $(BIN)/pytest tests/broker -m "not long" --numprocesses 3 $(BY_FILE); \
 	each dagster $(BIN)/pytest tests/dagster -m "not long" --numprocesses 3 $(BY_FILE); \
 	wait $$unit || red="$$red unit"; cat $$printed; rm $$printed
