@@ -328,10 +328,10 @@ class QueryBuilder:
         # Without it, a join of two streams would match rows whose keys are null.
         conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
         if plan_traits.may_keep_state:
-            without_exchange(spark)
-            if partitions := self.stream_settings.state_partitions:
-                conf[PARTITIONS] = str(partitions)
-            if partitions == 1:
+            partitions = str(self.stream_settings.state_partitions or spark.conf.get(PARTITIONS))
+            conf[PARTITIONS] = partitions
+            if partitions == "1":
+                without_exchange(spark)
                 conf |= WITHOUT_CLOSURES
         if record.adopted:
             conf |= format_of_state(of)

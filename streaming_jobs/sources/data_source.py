@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -195,38 +194,11 @@ class BatchReader(DataSourceReader):
         return self.reading.read(partition)
 
 
-class SplitAhead(threading.Thread):
-    """Splits a batch, and decodes a small one, while Spark logs its offsets and plans it.
-
-    The process has one thread more for that time, in which its other one waits for Spark.
-    """
-
-    def __init__(self, split: Callable[[], Split]) -> None:
-        super().__init__(name="split", daemon=True)
-        self._split = split
-        self._parts: Split | None = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._parts = self._split()
-        except BaseException as error:  # noqa: BLE001 - raised to the caller
-            self._error = error
-
-    def result(self) -> Split:
-        """The parts, once they are there; raises what splitting raises."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        assert self._parts is not None
-        return self._parts
-
-
 class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     """Reads a stream: Spark's wrapper, with admission control, and with records sent along for small batches only.
 
-    Offsets have the form of the checkpoint, `{topic or table: {partition: offset}}`.
+    Offsets have the form of the checkpoint, `{topic or table: {partition: offset}}`. A thread splits a batch, and
+    decodes a small one, while Spark logs its offsets and plans it; the process waits for Spark meanwhile.
     """
 
     def __init__(self, reading: Reading[Any]) -> None:
@@ -234,11 +206,12 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         self.simple_reader: Any = self  # Spark asks it for `SupportsTriggerAvailableNow`
         self._planner: SourcePlanner | None = None
         self._clock: SourceClock | None = None
-        self._split: tuple[dict[str, Any], dict[str, Any], SplitAhead] | None = None
+        self._ahead: ThreadPoolExecutor | None = None
+        self._split: tuple[dict[str, Any], dict[str, Any], Future[Split]] | None = None
         self._sent: tuple[dict[str, Any], dict[str, Any], list[pa.RecordBatch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        unsent = {"simple_reader": None, "_planner": None, "_clock": None, "_split": None, "_sent": None}
+        unsent = dict.fromkeys(("simple_reader", "_planner", "_clock", "_ahead", "_split", "_sent"))
         return {"reading": self.reading, **unsent}
 
     @property
@@ -260,8 +233,11 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         """The end of the next batch; `start` if there is nothing new."""
         self._one_thread()
         end = self._named(self.planner.next_end(self._offsets(start)))
-        split = partial(self.reading.split, self.planner, self._offsets(start), self._offsets(end))
-        self._split = None if start == end else (start, end, SplitAhead(split))
+        self._ahead = self._ahead or ThreadPoolExecutor(1, "split")
+        self._split = None
+        if start != end:
+            span = self._offsets(start), self._offsets(end)
+            self._split = start, end, self._ahead.submit(self.reading.split, self.planner, *span)
         if self.reading.timed is not None:
             self._tell_time(self.reading.timed)
         return end
@@ -304,7 +280,8 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
         return self.reading.read(partition)
 
     def stop(self) -> None:
-        self._one_thread()
+        if self._ahead is not None:
+            self._ahead.shutdown()
         if self._clock is not None:
             self._clock.close()
         if self._planner is not None:
@@ -313,7 +290,7 @@ class StreamReader(_SimpleStreamReaderWrapper, SupportsTriggerAvailableNow):
     def _one_thread(self) -> None:
         """Wait until a batch that Spark has not asked for is split: the planner is for one thread at a time."""
         if self._split is not None:
-            self._split[2].join()
+            wait([self._split[2]])
 
     def _offsets(self, offset: dict[str, Any]) -> dict[int, int]:
         return {int(p): int(o) for p, o in offset.get(self.reading.source, {}).items()}

@@ -27,7 +27,7 @@ if sys.argv[1] == "say":
     print(__name__, sys.argv[1:], sys.stdin.read(), os.getcwd(), os.environ["ONLY"], len(os.environ["LONG"]))
     print("an error", file=sys.stderr)
 if sys.argv[1] == "path":
-    print([entry for entry in sys.path if entry.endswith(".jar")])
+    print([entry for entry in sys.path if entry.endswith(".jar")], "pyarrow" in sys.modules, "pandas" in sys.modules)
 if sys.argv[1] == "zone":
     print(time.tzname[0])
 if sys.argv[1] == "wait":
@@ -227,7 +227,9 @@ def test_a_time_zone_of_the_client_is_applied(server: ForkServer, client: Client
 def test_no_process_looks_for_modules_in_the_jar_of_spark(server: ForkServer, client: Client, tmp_path: Path) -> None:
     started = client("path", "0", PYTHONPATH=f"{tmp_path}:/jars/spark-core_2.13-4.2.0.jar:/jars/with-python.jar")
     output, _ = started.communicate(timeout=60)
-    assert (started.returncode, output) == (0, "['/jars/with-python.jar']\n"), "40 ms for each new worker"
+    assert (started.returncode, output) == (0, "['/jars/with-python.jar'] True False\n"), (
+        "40 ms for each new worker, and pandas when it is used"
+    )
 
 
 @pytest.mark.parametrize("variable", ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "JE_ARROW_MALLOC_CONF"])
