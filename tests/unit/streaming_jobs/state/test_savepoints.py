@@ -385,6 +385,7 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
     taken = [savepoints.take(life.settings, STREAM, life.record, number, "time") for number in (3, 4)]
     of_an_earlier_version(life)
     numbers: dict[Path, int] = {}
+    lock = threading.Lock()
     stat = Path.stat
 
     def numbered(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -392,7 +393,8 @@ def test_files_with_the_same_number_on_two_file_systems_are_two_files(
         if not S_ISREG(status.st_mode):
             return status
         state = path.is_relative_to(life.settings.state)
-        place = numbers.setdefault(path, sum(each.is_relative_to(life.settings.state) == state for each in numbers))
+        with lock:  # threads of earlier tests look at files too
+            place = numbers.setdefault(path, sum(each.is_relative_to(life.settings.state) == state for each in numbers))
         return os.stat_result((status.st_mode, place, 1 if state else 2, 1, 0, 0, 1000, 0, 0, 0))
 
     monkeypatch.setattr(Path, "stat", numbered)
