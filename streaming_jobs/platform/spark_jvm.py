@@ -31,6 +31,7 @@ import structlog
 
 from streaming_jobs.errors import ConfigurationError, TransientError
 from streaming_jobs.platform.java import Java, as_properties
+from streaming_jobs.platform.processes.acknowledgements import acknowledge_at_once
 from streaming_jobs.platform.processes.child import ended_by
 from streaming_jobs.storage.files import write_atomic
 from streaming_jobs.text import commands
@@ -85,20 +86,14 @@ def check_types_by_one_call() -> None:
 
 
 class PromptStream:
-    """What Py4J reads of the JVM, acknowledged as soon as it arrives.
-
-    The JVM writes an answer of more than 8 KB in pieces, such as the stack trace of an exception, and each waits until
-    the piece before is acknowledged (Nagle's algorithm). Linux acknowledges after 40 ms, unless it is told to for the
-    next read (TCP_QUICKACK, tcp(7)).
-    """
+    """What Py4J reads of the JVM, such as the stack trace of an exception, acknowledged as soon as it arrives."""
 
     def __init__(self, stream: Any, connected: socket.socket) -> None:
         self._stream = stream
         self._connected = connected
 
     def readline(self) -> bytes:
-        with suppress(OSError):  # a kernel without it
-            self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        acknowledge_at_once(self._connected)
         return bytes(self._stream.readline())
 
     def __getattr__(self, name: str) -> Any:
@@ -106,10 +101,10 @@ class PromptStream:
 
 
 def read_promptly() -> None:
-    """Have all connections that Py4J makes from now on read by a `PromptStream`, where the system can."""
+    """Have all connections that Py4J makes from now on read by a `PromptStream`."""
     from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 
-    if not hasattr(socket, "TCP_QUICKACK") or hasattr(ClientServerConnection, "_recourse_prompt"):
+    if hasattr(ClientServerConnection, "_recourse_prompt"):
         return
     connection: Any = ClientServerConnection
     connection._recourse_prompt = True
