@@ -133,7 +133,6 @@ _LIBRARIES = re.compile(r"/pyspark/|/py4j/|pyspark\.zip|/(?:site|dist)-packages/
 _ELSEWHERE = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
 )
-"""Exceptions of functions that call another machine: these may pass."""
 _ON_DATA = re.compile(
     r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
     r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
@@ -207,13 +206,18 @@ def classify(error: BaseException, where: str = "", rebuild: str = "") -> Recour
     if (raised := _raised(text)) is not None:
         summary, origin = raised
         words = f"the stream's function raised {summary}{f' ({where})' if where else ''}"
-        if _ELSEWHERE.search(origin.partition(" ")[0]):
+        if is_of_a_service(origin.partition(" ")[0]):
             return _caused(TransientError(words, "check the service that the function calls"), error)
         return _caused(FunctionRaised(words, "correct the function if the error repeats", f"{origin} {where}"), error)
     if _NO_CAUSE in text:
         summary = f"a process of the stream has ended, killed or out of memory ({summary})"
         return _caused(TransientError(summary, "watch the memory if it repeats; nothing is lost"), error)
     return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
+
+
+def is_of_a_service(exception: str) -> bool:
+    """True if the name of an exception's class says that another machine is at fault: the exception may pass."""
+    return _ELSEWHERE.search(exception) is not None
 
 
 def _of_a_store(text: str) -> TransientError | None:
@@ -246,7 +250,7 @@ def function_raised(function: Callable[..., object], error: Exception) -> Transi
     place = _in_users_code(places) or "".join(f" ({f.filename}:{f.lineno})" for f in (own or frames)[-1:])
     words = f"the stream's function raised {type(error).__name__}: {error}{place}"
     origin = f"{type(error).__name__}{place}"
-    if _ELSEWHERE.search(type(error).__name__):
+    if is_of_a_service(type(error).__name__):
         return _caused(TransientError(words, "check the service that the function calls"), error)
     return _caused(FunctionRaised(words, "correct the function if the error repeats", origin), error)
 

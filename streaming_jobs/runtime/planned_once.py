@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from streaming_jobs.platform.processes.failing_row import failing_row
+from streaming_jobs.platform.processes.failing_row import LOCATES, failing_row
 from streaming_jobs.runtime.spark_plan import set_to, without_rules
 from streaming_jobs.sources.base import Span
 
@@ -177,7 +177,7 @@ class PlannedOnce:
                     with run.in_batches():
                         plan.executeCollect()
                 except Exception as error:  # noqa: BLE001 - whoever searches judges it
-                    return Stopped(error, self._spans(run.counted.near(error), run.rows))
+                    return Stopped(error, self._spans(run.near(error), run.rows))
         return None
 
     def frames(self, spans: Sequence[Span]) -> list[DataFrame]:
@@ -199,6 +199,8 @@ class _Run:
         self.rows = {name: _within(numbers, spans) for name, numbers in planned.numbers.items()}
         self.handed_out: list[tuple[str, Any]] = []
         self.came_back: list[Any] = []
+        self.to_python: list[Any] = []
+        """The operators whose rows go to Python code."""
         self.batch = _BATCH if sum(end - begin for begin, end in spans) > ROW_BY_ROW else 1
 
     def with_rows(self, node: _Node | Any) -> Any:
@@ -217,6 +219,7 @@ class _Run:
         plan = node.plan.withNewChildren(jvm.PythonUtils.toSeq([self.with_rows(each) for each in node.children]))
         if plan.metrics().contains(CAME_BACK):
             self.came_back.append(self._counted(plan, CAME_BACK))
+            self.to_python += _each(plan.children())
         return plan
 
     def _counted(self, plan: Any, name: str) -> Any:
@@ -232,14 +235,32 @@ class _Run:
     def in_batches(self) -> Iterator[None]:
         """Python code gets so many rows at a time. Tasks take the options from the job's properties."""
         context = self.planned.spark.sparkContext
-        before = {name: context.getLocalProperty(name) for name in _BATCH_ROWS}
-        for name in before:
-            context.setLocalProperty(name, str(self.batch))
+        options = {**dict.fromkeys(_BATCH_ROWS, str(self.batch)), LOCATES: "true"}
+        before = {name: context.getLocalProperty(name) for name in options}
+        for name, option in options.items():
+            context.setLocalProperty(name, option)
         try:
             yield
         finally:
             for name, value in before.items():
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
+
+    def near(self, error: Exception) -> list[tuple[str, int, int]]:
+        """Where the run that raised `error` stopped.
+
+        For a row of Python code, Spark takes rows of the leaves until it has made the row: a filter leaves some out.
+        """
+        near, row = self.counted.near(error), failing_row(str(error))
+        if row is None or self.batch == 1 or len(self.to_python) != 1:
+            return near
+        for _, metric in self.handed_out:
+            metric.reset()
+        try:
+            self.to_python[0].executeTake(row + 1)
+        except Exception as another:  # noqa: BLE001 - the record of this exception is found later
+            log.info("the record of a row is not known", reason=str(another)[:300])
+            return near
+        return [(name, count - 1, count) for name, count in self.counted.handed_out if count]
 
     @property
     def counted(self) -> RowsCounted:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from streaming_jobs.errors import TransientError
+from streaming_jobs.platform.processes.failing_row import LOCATES
 from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.batch import BatchPipeline
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
@@ -213,7 +214,12 @@ class QueryHandle:
         return int(watermark) if int(dropped) else None
 
     def count_failed_rows(self) -> None:
-        """Let tasks of the plan that runs next report the rows of its sources and of its Python code if they fail."""
+        """Let tasks of the plan that runs next report the rows of its sources and of its Python code if they fail.
+
+        Of this thread's jobs, workers of Python code look for the row that raises.
+        """
+        assert self._spark is not None
+        self._spark.sparkContext.setLocalProperty(LOCATES, "true")
         self._look_at_rows(say=False)
 
     def rows_counted(self) -> RowsCounted | None:

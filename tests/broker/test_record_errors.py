@@ -103,10 +103,11 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
     assert sum(entry.dead_letters for entry in entries) == len(BAD)
     assert sum(each.records for entry in entries for each in entry.offsets) == COUNT
 
-    planned.clear()
-    assert made.run(raising_flows.divided).status.error is None
-    assert sorted(letters(made.settings, "divided")) == sorted(BAD)
-    assert [size(spans) for spans in planned[:1]] == [1], "the batch itself said on which record it stopped"
+    for flow in (raising_flows.divided, raising_flows.by_pandas):
+        planned.clear()
+        assert made.run(flow).status.error is None
+        assert sorted(letters(made.settings, flow.name)) == sorted(BAD)
+        assert [size(spans) for spans in planned[:1]] == [1], "the batch itself said on which record it stopped"
 
     with stack_traces() as written:
         assert made.run(raising_flows.by_division).status.error is None

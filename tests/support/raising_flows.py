@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
@@ -39,6 +40,19 @@ def _divided(number: str = "n") -> object:
 def by_python(things: DataFrame) -> DataFrame:
     """A Python function raises."""
     return things.select(*_place(picky("n").alias("n")))  # type: ignore[arg-type]
+
+
+@stream(source=THINGS, sink=DeltaTable("by_pandas"), errors=ASIDE)
+def by_pandas(things: DataFrame) -> DataFrame:
+    """A function of whole batches raises."""
+
+    def kept(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            if frame["n"].isin(BAD).any():
+                raise ValueError("no place for the batch")
+            yield frame[["n"]]
+
+    return things.mapInPandas(kept, "n bigint")
 
 
 @stream(source=THINGS, sink=DeltaTable("sliced", slices=Slices("t")), errors=ASIDE)

@@ -27,7 +27,7 @@ from typing import Any
 from setproctitle import getproctitle, setproctitle
 
 from streaming_jobs.platform.processes.acknowledgements import acknowledge_tasks
-from streaming_jobs.platform.processes.failing_row import count_rows
+from streaming_jobs.platform.processes.failing_row import name_rows
 from streaming_jobs.platform.processes.fork_client import NUMBER, exactly
 from streaming_jobs.platform.processes.pandas_on_demand import pandas_after_a_failure, pandas_on_demand
 
@@ -88,7 +88,7 @@ def _import() -> None:
     for module in _IMPORTED:
         importlib.import_module(module)
     importlib.import_module(_PROCESSOR_ROWS).rows_by_columns()
-    count_rows()
+    name_rows()
     acknowledge_tasks()
     for name, value in before.items():  # a user's functions get what the user has set
         if value is None:

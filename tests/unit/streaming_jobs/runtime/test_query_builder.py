@@ -26,6 +26,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.formats.json import Json
+from streaming_jobs.platform.processes.failing_row import LOCATES
 from streaming_jobs.preflight.snapshot import StreamSnapshot
 from streaming_jobs.runtime import function_plan, query_handle
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
@@ -302,7 +303,9 @@ def test_counts_of_bad_records_wait_until_the_query_is_known(monkeypatch: pytest
 def test_a_batch_that_fails_says_what_it_has_read_unless_this_spark_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
     sizes["spark.sql.execution.python.udf.maxRecordsPerBatch"] = "100"
-    spark: Any = SimpleNamespace(conf=sizes)
+    properties: dict[str, str] = {}
+    context = SimpleNamespace(setLocalProperty=properties.__setitem__)
+    spark: Any = SimpleNamespace(conf=sizes, sparkContext=context)
     execution = SimpleNamespace(executedPlan=lambda: "plan")
     java = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(lastExecution=lambda: execution))
     lines = '20 false ArrowEvalPython\n30 false BatchEvalPython\n41 true {"my things":{"0":7}}\n5 true {"b":{}}\n'
@@ -326,6 +329,7 @@ def test_a_batch_that_fails_says_what_it_has_read_unless_this_spark_cannot(monke
             None if broken else RowsCounted([("my things", 41), ("b", 5)], [(20, 10_000), (30, 100)])
         )
     assert asked == [False, True]
+    assert properties == {LOCATES: "true"}, "its workers look for the row"
 
 
 def test_a_batch_runs_again_with_other_records_where_all_were_sent_along_and_this_spark_can(
