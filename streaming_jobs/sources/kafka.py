@@ -224,7 +224,9 @@ class KafkaSource(FrameSource):
         with connected(self.clients, self.client, (self.clients, rows), self.name) as reader:
             reader.fetch_wait_ms = _BRIEFLY
             spans = self.void.clipped(spans_of(offsets.start, offsets.end))
-            records = read_ranges(reader, spans, BLOCK, self.archive, None, reading.first_offsets)
+            offsets_in = sum(end - begin for begin, end in spans.values())
+            most = max(min(offsets_in, BLOCK), 1)  # the reader waits for as many
+            records = read_ranges(reader, spans, most, self.archive, None, reading.first_offsets)
             blocks = [reading.blocks.of(self.void.kept(each)) for each in records]
             reader.release()
         return pa.Table.from_batches(blocks, reading.blocks.schema)
