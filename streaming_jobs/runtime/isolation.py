@@ -39,9 +39,9 @@ from streaming_jobs.declare.error_policy import ErrorPolicy
 from streaming_jobs.errors import FunctionFailed, FunctionRaised, RecourseError
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
 from streaming_jobs.platform.failures import classify, with_traceback
-from streaming_jobs.runtime.kept_records import KeptRecords, size
+from streaming_jobs.runtime.kept_records import KeptRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs, run, run_small
-from streaming_jobs.runtime.planned_once import ROW_BY_ROW, PlannedOnce, RowsCounted, Stopped
+from streaming_jobs.runtime.planned_once import ROW_BY_ROW, PlannedOnce, RowsCounted, Stopped, size
 from streaming_jobs.runtime.stateless_part import stateless_parts
 from streaming_jobs.sinks.base import SinkSet
 from streaming_jobs.sources.base import Span

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streaming_jobs.ledger.positions import OffsetRange
-from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted
+from streaming_jobs.runtime.planned_once import PlannedOnce, RowsCounted, size
 from streaming_jobs.sources.base import Span
 from streaming_jobs.state.set_aside import RaisingRecord
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 Range = tuple[str, int, int, int]
 """Topic, partition, first offset, offset after the last."""
-
-
-def size(spans: Sequence[Span]) -> int:
-    return sum(end - begin for begin, end in spans)
 
 
 @dataclass(frozen=True)

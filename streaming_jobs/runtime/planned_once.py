@@ -12,7 +12,7 @@ Both are counted by Spark's own metrics. A plain Python function's worker names 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -171,10 +171,10 @@ class PlannedOnce:
         """Run each plan on the records with these numbers, in one task; None if none raises."""
         with set_to(self.spark, "spark.sql.leafNodeDefaultParallelism", "1"):  # a task that fails costs its Python
             for node in self.plans:
-                run = _Run(self, spans)
+                run = _Run(self, spans, counts=size(spans) > 1)
                 plan = run.with_rows(node)
                 try:
-                    with run.in_batches():
+                    with run.in_batches() if run.counts else nullcontext():
                         plan.executeCollect()
                 except Exception as error:  # noqa: BLE001 - whoever searches judges it
                     return Stopped(error, self._spans(run.near(error), run.rows))
@@ -192,16 +192,17 @@ class PlannedOnce:
 
 
 class _Run:
-    """One plan with the records of some spans of numbers."""
+    """One plan with the records of some spans of numbers; it `counts` its rows if it is to say where it stopped."""
 
-    def __init__(self, planned: PlannedOnce, spans: Sequence[Span]) -> None:
+    def __init__(self, planned: PlannedOnce, spans: Sequence[Span], *, counts: bool = False) -> None:
         self.planned = planned
+        self.counts = counts
         self.rows = {name: _within(numbers, spans) for name, numbers in planned.numbers.items()}
         self.handed_out: list[tuple[str, Any]] = []
         self.came_back: list[Any] = []
         self.to_python: list[Any] = []
         """The operators whose rows go to Python code."""
-        self.batch = _BATCH if sum(end - begin for begin, end in spans) > ROW_BY_ROW else 1
+        self.batch = _BATCH if size(spans) > ROW_BY_ROW else 1
 
     def with_rows(self, node: _Node | Any) -> Any:
         """The operator above the records, made anew."""
@@ -213,11 +214,12 @@ class _Run:
             for begin, end in self.rows[node.records]:
                 part = part.concat(rows.slice(begin, end))
             plan = node.plan.copy(node.plan.output(), part, node.plan.stream())
-            self.handed_out.append((node.records, self._counted(plan, HANDED_OUT)))
+            if self.counts:
+                self.handed_out.append((node.records, self._counted(plan, HANDED_OUT)))
             return plan
         jvm: Any = self.planned.spark._jvm
         plan = node.plan.withNewChildren(jvm.PythonUtils.toSeq([self.with_rows(each) for each in node.children]))
-        if plan.metrics().contains(CAME_BACK):
+        if self.counts and plan.metrics().contains(CAME_BACK):
             self.came_back.append(self._counted(plan, CAME_BACK))
             self.to_python += _each(plan.children())
         return plan
@@ -250,8 +252,8 @@ class _Run:
 
         For a row of Python code, Spark takes rows of the leaves until it has made the row: a filter leaves some out.
         """
-        near, row = self.counted.near(error), failing_row(str(error))
-        if row is None or self.batch == 1 or len(self.to_python) != 1:
+        near = self.counted.near(error)
+        if self.batch == 1 or len(self.to_python) != 1 or (row := failing_row(str(error))) is None:
             return near
         for _, metric in self.handed_out:
             metric.reset()
@@ -268,6 +270,10 @@ class _Run:
             [(name, int(metric.value())) for name, metric in self.handed_out],
             [(int(metric.value()), self.batch) for metric in self.came_back],
         )
+
+
+def size(spans: Sequence[Span]) -> int:
+    return sum(end - begin for begin, end in spans)
 
 
 def _within(numbers: NDArray[Any], spans: Sequence[Span]) -> list[Span]:

@@ -13,8 +13,7 @@ import pytest
 
 from reprocessing.slices.rebuild import Tools, Waits, rebuild
 from streaming_jobs.platform.broker import Broker
-from streaming_jobs.runtime.kept_records import size
-from streaming_jobs.runtime.planned_once import PlannedOnce
+from streaming_jobs.runtime.planned_once import PlannedOnce, size
 from streaming_jobs.runtime.sliceable import sliceable
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import Span
