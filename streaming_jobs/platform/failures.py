@@ -140,6 +140,7 @@ _ON_DATA = re.compile(
 )
 _NO_CAUSE = "(no cause message)"
 """Spark's words for the end of file that it reads from a Python process of a source that is gone."""
+_TEXT = "_recourse_text"
 _JVM_FRAMES = re.compile(r"\n\s*at [\w.$]+\(|\n\s*(?:JVM|Driver) stacktrace")
 MOST_TRACEBACK = 3_000
 """Characters of a traceback that are kept with a record: its end, where the function's own lines are."""
@@ -163,7 +164,15 @@ class ErrorReport(TypedDict, total=False):
 
 def larger_than_the_driver_takes(error: BaseException) -> bool:
     """True if Spark refused to send rows to the driver, because of the session's bound on the size of results."""
-    return "spark.driver.maxResultSize" in str(error)
+    return "spark.driver.maxResultSize" in text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """What `str` gives, once for an exception: one of Spark's asks the JVM in 34 calls each time."""
+    known = vars(error)
+    if _TEXT not in known:
+        known[_TEXT] = str(error)
+    return str(known[_TEXT])
 
 
 def classify(error: BaseException, where: str = "", rebuild: str = "") -> RecourseError:
@@ -175,7 +184,7 @@ def classify(error: BaseException, where: str = "", rebuild: str = "") -> Recour
     """
     if isinstance(error, RecourseError):
         return error
-    raw = str(error)  # of Spark's exceptions many calls to the JVM
+    raw = text_of(error)
     if (ours := _from_a_worker(raw)) is not None:
         return _caused(ours, error)
     kind, text = type(error).__name__, _COLOURS.sub("", raw)
@@ -234,7 +243,7 @@ def _of_a_store(text: str) -> TransientError | None:
 
 def with_traceback(error: FunctionRaised) -> str:
     """What the function raised, and the traceback of its Python worker if it has one, cut at its beginning."""
-    text = _COLOURS.sub("", str(error.__cause__ or ""))
+    text = "" if error.__cause__ is None else _COLOURS.sub("", text_of(error.__cause__))
     summary, _ = _raised(text) or (error.found, "")
     if not _WORKER.search(text):
         return summary

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from streaming_jobs.platform.failures import text_of
 from streaming_jobs.platform.processes.failing_row import LOCATES, failing_row
 from streaming_jobs.runtime.spark_plan import set_to, without_rules
 from streaming_jobs.sources.base import Span
@@ -81,7 +82,7 @@ class RowsCounted:
             return last
         back, batch = min(self.came_back)
         ahead = isinstance(error, PythonException)  # else, an expression on what has come back
-        if ahead and (row := failing_row(str(error))) is not None:
+        if ahead and (row := failing_row(text_of(error))) is not None:
             return [(name, row, row + 1) for name, _ in self.handed_out]
         first = back if ahead else max(back - batch, 0)
         behind = [(name, first, first + batch) for name, _ in self.handed_out]
@@ -253,7 +254,7 @@ class _Run:
         For a row of Python code, Spark takes rows of the leaves until it has made the row: a filter leaves some out.
         """
         near = self.counted.near(error)
-        if self.batch == 1 or len(self.to_python) != 1 or (row := failing_row(str(error))) is None:
+        if self.batch == 1 or len(self.to_python) != 1 or (row := failing_row(text_of(error))) is None:
             return near
         for _, metric in self.handed_out:
             metric.reset()

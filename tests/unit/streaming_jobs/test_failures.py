@@ -20,7 +20,14 @@ from streaming_jobs.errors import (
     TransientError,
 )
 from streaming_jobs.platform import failures
-from streaming_jobs.platform.failures import MOST_TRACEBACK, classify, function_raised, remedy, with_traceback
+from streaming_jobs.platform.failures import (
+    MOST_TRACEBACK,
+    classify,
+    function_raised,
+    larger_than_the_driver_takes,
+    remedy,
+    with_traceback,
+)
 
 LOST = (
     "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost: they are not available in Kafka",
@@ -304,3 +311,17 @@ def test_the_error_of_a_record_has_the_end_of_its_workers_traceback_without_the_
     assert with_traceback(classify(RuntimeError("[DIVIDE_BY_ZERO] Division by zero. x"))) == (  # type: ignore[arg-type]
         "[DIVIDE_BY_ZERO] Division by zero. x"
     )
+
+
+def test_an_exception_is_asked_for_its_text_once() -> None:
+    class OfSpark(Exception):
+        asked = 0
+
+        def __str__(self) -> str:
+            self.asked += 1
+            return "[DIVIDE_BY_ZERO] Division by zero."
+
+    error = OfSpark()
+    raised = classify(error)
+    assert isinstance(raised, FunctionRaised) and with_traceback(raised).startswith("[DIVIDE_BY_ZERO]")
+    assert not larger_than_the_driver_takes(error) and error.asked == 1
