@@ -19,7 +19,7 @@ from streaming_jobs.errors import (
     UsageError,
 )
 from streaming_jobs.ledger.entry import LedgerEntry
-from streaming_jobs.platform.processes.failing_row import without_row
+from streaming_jobs.platform.processes.failing_row import is_of_a_service, without_row
 from streaming_jobs.text import commands
 
 # What to write instead of a plan that Spark refuses for streams: by the text of its refusal, which often has no
@@ -130,9 +130,6 @@ _SQL = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
 """Spark's query context: the call, or the SQL, whose rows failed."""
 _OWN = f"{Path(__file__).parents[1]}/"
 _LIBRARIES = re.compile(r"/pyspark/|/py4j/|pyspark\.zip|/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
-_ELSEWHERE = re.compile(
-    r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
-)
 _ON_DATA = re.compile(
     r"\[(USER_RAISED_EXCEPTION|DIVIDE_BY_ZERO|REMAINDER_BY_ZERO|CAST_INVALID_INPUT|CAST_OVERFLOW|ARITHMETIC_OVERFLOW"
     r"|BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MAP_KEY_DOES_NOT_EXIST|DUPLICATED_MAP_KEY"
@@ -222,11 +219,6 @@ def classify(error: BaseException, where: str = "", rebuild: str = "") -> Recour
         summary = f"a process of the stream has ended, killed or out of memory ({summary})"
         return _caused(TransientError(summary, "watch the memory if it repeats; nothing is lost"), error)
     return _caused(TransientError(f"{kind}: {summary}", "its session's log has the whole trace"), error)
-
-
-def is_of_a_service(exception: str) -> bool:
-    """True if the name of an exception's class says that another machine is at fault: the exception may pass."""
-    return _ELSEWHERE.search(exception) is not None
 
 
 def _of_a_store(text: str) -> TransientError | None:

@@ -23,6 +23,9 @@ from typing import Any
 LOCATES = "recourse.locates_failing_row"
 """The property of a job whose functions may be called once more on rows on which they raised."""
 _NOTE = re.compile(r"\n\(row (\d+) of its task\)")
+_ELSEWHERE = re.compile(
+    r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
+)
 _LEAST = 1.0
 """Seconds that a worker looks for a row, at least; at most as long as its task took until the function raised."""
 
@@ -35,6 +38,11 @@ def failing_row(text: str) -> int | None:
 
 def without_row(text: str) -> str:
     return _NOTE.sub("", text)
+
+
+def is_of_a_service(exception: str) -> bool:
+    """True if the name of an exception's class says that another machine is at fault: the exception may pass."""
+    return _ELSEWHERE.search(exception) is not None
 
 
 @dataclass
@@ -94,8 +102,6 @@ def name_rows() -> None:
     Not of an exception that a service causes which does not answer, nor of a function of groups.
     """
     from pyspark.taskcontext import TaskContext
-
-    from streaming_jobs.platform.failures import is_of_a_service  # it imports this module
 
     worker: Any = import_module("pyspark.worker")
     kinds, read, handle = worker.PythonEvalType, worker.read_udfs, worker.handle_worker_exception
