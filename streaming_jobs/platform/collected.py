@@ -1,13 +1,17 @@
-"""A frame's rows in this process, as `DataFrame.toArrow` collects them, with 2 calls of the JVM instead of 24.
+"""A frame's rows in this process, as `DataFrame.toArrow` collects them, in one call of the JVM instead of 24.
 
 PySpark asks the JVM for each setting, for the schema, and for each item of the list that says where the rows are
-served. A call takes a third of a millisecond on a busy machine, as much in all as the topic's transaction.
+served; a thread of the JVM serves them. Here the JVM writes them into memory of this process (memfd_create(2)).
+
+The rows of a batch are an RDD when `foreachBatch` is called. Spark would optimise and plan the reading of it once more,
+which takes as long as the task that makes a hundred rows; here it is scanned as it is.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,24 +25,53 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_SERVED_ROWS = """
-public class ServedRows implements java.util.function.Function {
-    private final java.util.Map servers = new java.util.concurrent.ConcurrentHashMap();
-    private final java.util.concurrent.atomic.AtomicLong count = new java.util.concurrent.atomic.AtomicLong();
+_COLLECTED_ROWS = """
+import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.RDDScanExec;
+import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.arrow.ArrowBatchStreamWriter;
+import org.apache.spark.sql.internal.SQLConf;
+import scala.Option;
 
-    public Object apply(Object what) {
-        if (what instanceof String) { // the number of a server: waits, and throws what went wrong
-            return ((org.apache.spark.security.SocketAuthServer) servers.remove(what)).getResult();
+public class CollectedRows {
+    /** Writes the rows as an Arrow stream; returns whether its types are large ones, and the schema in Spark's JSON. */
+    public String write(Object of, String file) throws Exception {
+        Dataset frame = (Dataset) of;
+        SparkSession session = frame.sparkSession();
+        SQLConf conf = session.sessionState().conf();
+        boolean large = conf.arrowUseLargeVarTypes();
+        boolean legacy = conf.pandasStructHandlingMode().equals("legacy");
+        byte[][] batches = (byte[][]) batches(frame, session).collect();
+        java.io.OutputStream out = new java.io.BufferedOutputStream(new java.io.FileOutputStream(file));
+        try {
+            ArrowBatchStreamWriter writer =
+                new ArrowBatchStreamWriter(frame.schema(), out, conf.sessionLocalTimeZone(), legacy, large);
+            writer.writeBatches(scala.jdk.javaapi.CollectionConverters.asScala(
+                java.util.Arrays.asList((Object[]) batches).iterator()));
+            writer.end();
+        } finally {
+            out.close();
         }
-        org.apache.spark.sql.classic.Dataset frame = (org.apache.spark.sql.classic.Dataset) what;
-        boolean large = frame.sparkSession().sessionState().conf().arrowUseLargeVarTypes();
-        Object[] served = frame.collectAsArrowToPython();
-        String number = Long.toString(count.incrementAndGet()); // a port may be taken again before its rows are read
-        servers.put(number, served[2]);
-        String secret = served[1] == null ? "" : served[1].toString();
-        String separator = "\\n";
-        return String.join(separator, new CharSequence[] {
-            number, served[0].toString(), secret, Boolean.toString(large), frame.schema().json()});
+        return large + "\\n" + frame.schema().json();
+    }
+
+    private static RDD batches(Dataset frame, SparkSession session) {
+        LogicalPlan plan = frame.queryExecution().logical();
+        if (!(plan instanceof LogicalRDD)) return frame.toArrowBatchRdd(frame.queryExecution().executedPlan());
+        Option before = SparkSession.getActiveSession(); // a plan belongs to the one in which it is made
+        SparkSession.setActiveSession(session);
+        try {
+            LogicalRDD rows = (LogicalRDD) plan;
+            return frame.toArrowBatchRdd(new RDDScanExec(rows.output(), rows.rdd(), "ExistingRDD",
+                rows.outputPartitioning(), rows.outputOrdering(), rows.stream()));
+        } finally {
+            if (before.isDefined()) SparkSession.setActiveSession((SparkSession) before.get());
+            else SparkSession.clearActiveSession();
+        }
     }
 }
 """
@@ -50,29 +83,21 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     It is called for frames that are not Spark's own, and where the JVM lacks the interface, which is private.
     """
     session = getattr(frame, "sparkSession", None)
-    served = None if getattr(frame, "_jdf", None) is None else _served_rows(session)
-    return frame.toArrow() if served is None else _collected(served, frame)
+    collected = None if getattr(frame, "_jdf", None) is None else _collected_rows(session)
+    return frame.toArrow() if collected is None else _written(collected, frame)
 
 
-def _collected(served: Any, frame: DataFrame) -> pa.Table:
-    """As `_collect_as_arrow` of PySpark 4.2, which leaves an order of the batches behind them."""
+def _written(collected: Any, frame: DataFrame) -> pa.Table:
     import pyarrow as pa
-    from pyspark.errors.exceptions.captured import unwrap_spark_exception
-    from pyspark.sql.pandas.serializers import ArrowCollectSerializer
-    from pyspark.util import _load_from_socket
 
-    number, where, secret, large, schema = str(served.apply(frame._jdf)).split("\n", 4)
-    address: Any = (int(where) if where.isdigit() else where, secret or None)
+    memory = os.memfd_create("rows", os.MFD_CLOEXEC)
     try:
-        with _load_from_socket(address, ArrowCollectSerializer()) as stream:  # type: ignore[no-untyped-call]
-            *batches, order = stream
+        large, schema = str(collected.write(frame._jdf, f"/proc/{os.getpid()}/fd/{memory}")).split("\n", 1)
+        stream = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
     finally:
-        with unwrap_spark_exception():
-            served.apply(number)
-    fields = _arrow_schema(schema, large=large == "true")
-    if not batches:
-        return fields.empty_table()
-    return pa.Table.from_batches([batches[index] for index in order]).cast(fields)
+        os.close(memory)
+    with pa.ipc.open_stream(pa.py_buffer(stream)) as batches:
+        return batches.read_all().cast(_arrow_schema(schema, large=large == "true"))
 
 
 @lru_cache(maxsize=64)
@@ -89,25 +114,18 @@ def _arrow_schema(schema: str, *, large: bool) -> pa.Schema:
     )
 
 
-_PRIVATE = (
-    ("pyspark.errors.exceptions.captured", "unwrap_spark_exception"),
-    ("pyspark.sql.pandas.serializers", "ArrowCollectSerializer"),
-    ("pyspark.sql.types", "_parse_datatype_json_string"),
-    ("pyspark.util", "_load_from_socket"),
-)
-"""What is used here of PySpark that it does not promise; without one of them, rows take PySpark's own way."""
-
 _BY_GATEWAY: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """The object of each JVM; None for a JVM that has no such interface."""
 
 
-def _served_rows(session: Any) -> Any:
+def _collected_rows(session: Any) -> Any:
     gateway = session.sparkContext._gateway
     if gateway not in _BY_GATEWAY:
         try:
-            for module, name in _PRIVATE:
-                getattr(import_module(module), name)
-            _BY_GATEWAY[gateway] = new_object(session, "ServedRows", _SERVED_ROWS)
+            from pyspark.sql.types import _parse_datatype_json_string  # noqa: F401 - PySpark does not promise it
+
+            os.memfd_create  # noqa: B018 - Linux alone has it
+            _BY_GATEWAY[gateway] = new_object(session, "CollectedRows", _COLLECTED_ROWS)
         except Exception as error:  # noqa: BLE001 - only speed is lost
             log.info("rows are collected by PySpark's own way", reason=str(error)[:300])
             _BY_GATEWAY[gateway] = None

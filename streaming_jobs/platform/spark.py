@@ -216,6 +216,11 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.ui.retainedTasks": "500",
         "spark.sql.ui.retainedExecutions": "50",
         "spark.sql.streaming.numRecentProgressUpdates": "20",
+        "spark.ui.liveUpdate.period": "-1",
+        # A broadcast of a few KB, of which a batch has three or four, would take a buffer of 4 MB each.
+        "spark.broadcast.blockSize": "256k",
+        # An aggregation would clear 2 MB for each of its hash tables; one that is full goes on in a map that grows.
+        "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "12",
         # Unlimited by default: the session's main thread would wait, without a heartbeat of any stream.
         "spark.sql.streaming.stopTimeout": "5s",
         # Kafka options travel with the plan: keep credentials out of what explain prints.

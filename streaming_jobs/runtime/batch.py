@@ -9,9 +9,11 @@ batch, all of them have it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -104,6 +106,7 @@ class BatchPipeline:
     """The writes of the batch that runs now, or ran last."""
     _on_disk: CheckpointSync = field(init=False)
     _quiet: bool = field(default=False, init=False)
+    _other_thread: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "beside a batch"), init=False)
 
     def __post_init__(self) -> None:
         self._on_disk = CheckpointSync(self.files.checkpoint)
@@ -180,6 +183,7 @@ class BatchPipeline:
         if path == "driver":
             self.files.attempts.begin(entry.txn)
         with ExitStack() as held:
+            beside = [self._beside(held, self._on_disk.planned, batch), self._beside(held, self.hooks.before_commit)]
             staged, counts = self._staged(frame, entry, path, held)
             if self.lookups is not None:  # whose scans have been planned by now
                 entry = replace(entry, lookups=self.lookups.pins.noted(batch))
@@ -188,9 +192,10 @@ class BatchPipeline:
             self._learn(staged.get(self.sinks.first.name, primary), records)
             self._seen = self._counts() if counts is None else dict(counts)
             self.hooks.at("staged", self.stream.name, batch)
-            self._on_disk.planned(batch)
+            for each in beside:
+                each.result()
             self.hooks.check_lease()
-            self.hooks.before_commit()
+            state = self._beside(held, self._on_disk.state)  # what the batch's own job has written
             failed = self._failed(entry, staged)
             failed.check(frame.sparkSession, entry, self.sources, self.isolation)
             entry = self._commit_others(frame.sparkSession, entry, staged, failed, path, held)
@@ -209,6 +214,7 @@ class BatchPipeline:
                 "look for a second driver with another state folder on the same tables",
             )
         self.hooks.at("primary_committed", self.stream.name, batch)
+        state.result()
         self._on_disk.state()
         report = self._report(entry, began, path, primary.committer, version)
         self.hooks.report(
@@ -216,6 +222,12 @@ class BatchPipeline:
         )
         for upkeep in self.upkeep:
             upkeep.after_commit()
+
+    def _beside(self, held: ExitStack, call: Callable[..., None], *arguments: object) -> Future[None]:
+        """Begin a call in another thread, one after the other; the batch ends after it, also if it fails."""
+        begun = self._other_thread.submit(call, *arguments)
+        held.callback(wait, [begun])
+        return begun
 
     def _staged(
         self, frame: DataFrame, entry: LedgerEntry, path: Route, held: ExitStack

@@ -118,11 +118,11 @@ class BatchHooks:
 
     `stop` ends the query at the next border. `check_lease` is called before a batch begins and before its first commit,
     and raises LeaseLost if this driver may no longer write. `between` is called with the number of the finished batch,
-    `before_commit` when the rows of a batch are ready, `report` when they are in the tables. `at` is called at each
-    crash point, and `idle` by the session's main thread, several times per second, whether or not a batch runs.
-    `settled` waits at most so many seconds for what `between` has begun beside the batches, and returns whether all of
-    it is done. `first_read` gives, in a replay, the time at which all records of a batch were first read, in
-    milliseconds since 1970.
+    `before_commit` in another thread while the rows of a batch are computed, `report` when they are in the tables.
+    `at` is called at each crash point, and `idle` by the session's main thread, several times per second, whether or
+    not a batch runs. `settled` waits at most so many seconds for what `between` has begun beside the batches, and
+    returns whether all of it is done. `first_read` gives, in a replay, the time at which all records of a batch were
+    first read, in milliseconds since 1970.
     """
 
     stop: threading.Event

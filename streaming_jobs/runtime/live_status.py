@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -88,19 +87,19 @@ class LiveStatus:
 
         False if there was no report yet; a stream without new records makes its first after ten seconds.
         """
-        newest = query.lastProgress
-        if newest is None:
+        reports = query.reports(self._seen_batch)
+        if not reports:
             return False
-        fresh = [newest] if newest.batchId <= self._seen_batch + 1 else query.recentProgress
-        for report in fresh:
+        for report in reports:
+            batch, took = report["batchId"], report["durationMs"]
             # A report of an idle moment carries the number of the next batch.
-            if report.batchId > self._seen_batch and "addBatch" in report.durationMs:
-                self.status.late_rows_dropped += late_rows(json.loads(report.json))
-                around = (report.durationMs.get("triggerExecution", 0) - report.durationMs["addBatch"]) / 1000
-                self._took("plan", max(around - self._read_in_plan.get(report.batchId, 0.0), 0.0))
-                self._seen_batch = report.batchId
+            if batch > self._seen_batch and "addBatch" in took:
+                self.status.late_rows_dropped += late_rows(report)
+                around = (took.get("triggerExecution", 0) - took["addBatch"]) / 1000
+                self._took("plan", max(around - self._read_in_plan.get(batch, 0.0), 0.0))
+                self._seen_batch = batch
         self._read_in_plan = {batch: s for batch, s in self._read_in_plan.items() if batch > self._seen_batch}
-        update(self.status, json.loads(newest.json))
+        update(self.status, reports[-1])
         self._take_warnings(pipeline)
         return True
 

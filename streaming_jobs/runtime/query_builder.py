@@ -328,14 +328,23 @@ class QueryBuilder:
         # Without it, a join of two streams would match rows whose keys are null.
         conf = {"spark.sql.constraintPropagation.enabled": "true"} if plan_traits.joins_streams else {}
         if plan_traits.may_keep_state:
-            partitions = str(self.stream_settings.state_partitions or spark.conf.get(PARTITIONS))
-            conf[PARTITIONS] = partitions
-            if partitions == "1":
+            partitions = self._state_partitions(spark, of)
+            conf[PARTITIONS] = str(partitions)
+            if partitions == 1:
                 without_exchange(spark)
                 conf |= WITHOUT_CLOSURES
         if record.adopted:
             conf |= format_of_state(of)
         return all_set_to(spark, conf)
+
+    def _state_partitions(self, spark: SparkSession, of: checkpoint.Checkpoint) -> int:
+        """That of the state that is there; before it, that of the settings."""
+        wanted = self.stream_settings.state_partitions
+        if (fixed := of.state_partitions) is None:
+            return wanted or int(spark.conf.get(PARTITIONS) or 1)
+        if wanted not in (0, fixed):
+            log.warning("state_partitions has no effect", stream=self.stream.name, wanted=wanted, state_has=fixed)
+        return fixed
 
     def check(self, spark: SparkSession, record: StreamRecord, *, keeps_state: bool) -> dict[str, str]:
         """Raise what `assemble` would raise for the stream's function, or return the fingerprint of its state.

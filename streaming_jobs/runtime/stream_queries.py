@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
@@ -60,13 +61,11 @@ class RunningQuery(Protocol):
     def isActive(self) -> bool:  # noqa: N802
         """False once a stop was requested, or the query has failed or ended."""
 
-    @property
-    def lastProgress(self) -> Any:  # noqa: N802
-        """The newest report (`StreamingQueryProgress`), or None."""
+    def reports(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """Spark's newest report (`StreamingQueryProgress`), ahead of it others of batches after this one.
 
-    @property
-    def recentProgress(self) -> Sequence[Any]:  # noqa: N802
-        """The last reports, the oldest first."""
+        None before the first batch; the oldest come first, and some may be of earlier batches.
+        """
 
     @property
     def ended(self) -> bool:
@@ -88,13 +87,18 @@ class SparkQuery:
         """As Spark reports; False as soon as a stop was requested (MicroBatchExecution.stop)."""
         return self.query.isActive
 
-    @property
-    def lastProgress(self) -> Any:  # noqa: N802
-        return self.query.lastProgress
+    def reports(self, after: int) -> Sequence[Mapping[str, Any]]:
+        """In at most four calls of the JVM; PySpark makes six for each report, and holds the interpreter meanwhile."""
+        from pyspark import SparkContext
 
-    @property
-    def recentProgress(self) -> Sequence[Any]:  # noqa: N802
-        return self.query.recentProgress
+        if (newest := self.query._jsq.lastProgress()) is None:
+            return []
+        if newest.batchId() <= after + 1:
+            return [json.loads(newest.json())]
+        jvm = SparkContext._jvm
+        assert jvm is not None
+        text = jvm.scala.runtime.ScalaRunTime.stringOf(self.query._jsq.recentProgress())  # Array({...}, {...})
+        return list(json.loads(f"[{text.removeprefix('Array(').removesuffix(')')}]"))
 
     @property
     def ended(self) -> bool:

@@ -69,6 +69,14 @@ class Checkpoint:
         return 1 if last is not None and _text(self.folder / "commits" / str(last)).startswith("v1") else 2
 
     @property
+    def state_partitions(self) -> int | None:
+        """The number of partitions of the state, which stays as it was at the first batch; None: no batch yet."""
+        if (last := self.last_planned) is None:
+            return None
+        number = self.metadata(last).get("conf", {}).get("spark.sql.shuffle.partitions")
+        return None if number is None else int(number)
+
+    @property
     def exists(self) -> bool:
         """True if Spark has ever started here."""
         return (self.folder / "metadata").is_file()

@@ -298,7 +298,7 @@ def read_status(settings: Settings, stream: str) -> Status | None:
     return status
 
 
-def update(status: Status, progress: dict[str, Any]) -> None:
+def update(status: Status, progress: Mapping[str, Any]) -> None:
     """Take over the figures of one of Spark's progress reports (`StreamingQueryProgress`).
 
     A batch's records per second are left out: Spark counts the pause after the batch as part of it.

@@ -9,7 +9,6 @@ needs more of them subclasses `MemoryQueries` and `MemoryQuery`.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +76,7 @@ class MemoryQuery:
     """A query without Spark, as a session sees it; the names are from Spark's `StreamingQuery`."""
 
     active: bool = True
-    reports: list[Mapping[str, Any]] = field(default_factory=list)
+    progress: list[Mapping[str, Any]] = field(default_factory=list)
     """Progress as Spark writes it, oldest first."""
     failure: Exception | None = None
     thread_lives: bool = False
@@ -89,13 +88,10 @@ class MemoryQuery:
         """False once it was stopped, has failed or has finished."""
         return self.active
 
-    @property
-    def recentProgress(self) -> list[SimpleNamespace]:  # noqa: N802
-        return [SimpleNamespace(json=json.dumps(report), **report) for report in self.reports]
-
-    @property
-    def lastProgress(self) -> SimpleNamespace | None:  # noqa: N802
-        return self.recentProgress[-1] if self.reports else None
+    def reports(self, after: int) -> list[Mapping[str, Any]]:
+        """All of its progress."""
+        del after
+        return self.progress
 
     @property
     def ended(self) -> bool:

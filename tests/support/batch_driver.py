@@ -148,7 +148,7 @@ class Driver:
         self.noted = 0
         self.ways: list[tuple[bool, bool]] = []
         self.fitted: list[str] = []
-        self.before_commit: Callable[[], object] = lambda: self.log.append("before_commit")
+        self.before_commit: Callable[[], object] = lambda: None
         self.report: Callable[[BatchReport], object] = self.reports.append
         self.replan: Callable[[Any, int], bool] = lambda *_: False
         self.at: Callable[[str, str, int], object] = lambda name, _, number: self.log.append(f"{name} {number}")

@@ -32,6 +32,7 @@ from pyspark.sql.types import DoubleType, FloatType
 from streaming_jobs.declare.rules import NO_RULES, RowRules
 from streaming_jobs.errors import CommitImpossible, RuleBroken
 from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.platform.collected import to_arrow
 from streaming_jobs.sinks.base import PendingWrite
 from streaming_jobs.sinks.delta.executor_merge import ParquetMerge, partition_text, written_files
 from streaming_jobs.sinks.delta.fitting import has_place
@@ -101,7 +102,7 @@ def prepare_write(
     engine = RowEngine(sink.declared, sink.schema, order, rules, batch, tuple(topics), remembered)
     preparation = Preparation(sink, engine, quarantine, deletes_table)
     if driver and not spark_commits:
-        return preparation.in_memory(rows.toArrow())
+        return preparation.in_memory(to_arrow(rows))
     return preparation.by_spark(rows) if spark_commits or engine.upserts else preparation.in_files(rows)
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from streaming_jobs.declare.columns import DETAIL_COLUMN, REASON_COLUMN
 from streaming_jobs.declare.postgres_table import PostgresTable
 from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.collected import to_arrow
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.fitting import fitted, has_place
 from streaming_jobs.sinks.delta.row_engine import RowEngine
@@ -94,7 +95,7 @@ class JudgedTable(ABC):
     def _computed(self, frame: DataFrame, rows: BatchOfRows) -> pa.Table:
         """The rows in this process: through the JVM's memory, or, if there may be too many, through files."""
         if rows.driver:
-            return frame.toArrow()
+            return to_arrow(frame)
         folder = self.waiting.write(frame, rows)
         try:
             files = listed(folder)

@@ -22,6 +22,7 @@ from streaming_jobs.settings import StreamSettings
 from streaming_jobs.sinks.base import BatchOfRows, PendingWrite
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sources.read_times import BatchReadTimes, ReadTimes
+from streaming_jobs.state.checkpoint import CheckpointSync
 from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.testing.tables import MemoryTable, MemoryWrite
 from tests.support.batch_driver import STATE, Driver, Frame, Start, commits_of, newest_entry, numbers
@@ -41,7 +42,6 @@ def test_the_steps_of_a_batch_and_the_points_of_a_kill_are_those_of_the_contract
         f"stage {PRIMARY}",
         f"stage {SECONDARY}",
         "staged 0",
-        "before_commit",
         f"stage {DEAD_LETTERS}",
         f"commit {DEAD_LETTERS}",
         f"commit {SECONDARY}",
@@ -251,6 +251,32 @@ def test_a_stop_is_obeyed_before_any_side_effect_and_inside_a_batch_lets_it_end(
     assert numbers(disk, PRIMARY) == [2, 4]
     with pytest.raises(StopAtBorder):
         driver.run(1)
+
+
+def test_no_table_gets_a_batch_before_its_offsets_are_on_disk_and_its_topics_looked_at(
+    disk: Disk, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, seen = start(), []
+
+    def slow(what: str) -> None:
+        time.sleep(0.05)
+        seen.append((what, [line for line in driver.log if line.startswith("commit ")]))
+
+    monkeypatch.setattr(CheckpointSync, "planned", lambda *_: slow("planned"))
+    monkeypatch.setattr(CheckpointSync, "state", lambda *_: slow("state"))
+    driver.before_commit = lambda: slow("topics")
+    driver.run(0)
+    assert seen[:2] == [("planned", []), ("topics", [])]
+    assert [what for what, _ in seen[2:]] == ["state", "state"], "the second time for what came after the rows"
+    driver.run(1)
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(CheckpointSync, "planned", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        driver.run(2)
+    assert newest_entry(disk, PRIMARY).batch == newest_entry(disk, SECONDARY).batch == 1
 
 
 def test_a_failure_is_kept_for_the_session_and_the_batch_can_come_again(disk: Disk, start: Start) -> None:

@@ -28,7 +28,7 @@ def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_momen
         progress(1, dropped=3),
         progress(1, dropped=3),
     ):
-        query.reports = [report]
+        query.progress = [report]
         running.refresh_status()
         seen.append(running.status.late_rows_dropped)
     assert seen == [2, 2, 2, 5, 5]
@@ -37,13 +37,13 @@ def test_late_rows_are_counted_once_a_batch_although_spark_reports_an_idle_momen
 def test_late_rows_of_batches_between_two_looks_and_at_the_end_are_counted_too(make: Make) -> None:
     running = make()
     query = query_of(running)
-    query.reports = [progress(0, dropped=1)]
+    query.progress = [progress(0, dropped=1)]
     running.refresh_status()
-    query.reports += [progress(1, dropped=1), progress(2, dropped=1), progress(3, ran=False), progress(3, dropped=1)]
+    query.progress += [progress(1, dropped=1), progress(2, dropped=1), progress(3, ran=False), progress(3, dropped=1)]
     running.refresh_status()
     assert running.status.late_rows_dropped == 4
     running = make()
-    query_of(running).reports = [progress(0, dropped=1), progress(1, dropped=1)]
+    query_of(running).progress = [progress(0, dropped=1), progress(1, dropped=1)]
     assert ended(running).status.late_rows_dropped == 2
 
 
@@ -59,7 +59,7 @@ def test_a_stream_in_a_long_batch_is_running_and_one_that_found_nothing_new_or_g
 
     running.status.state = "starting"
     assert state_after(0) == "starting"
-    query_of(running).reports = [progress(7, ran=False)]
+    query_of(running).progress = [progress(7, ran=False)]
     assert state_after(0) == "idle"
     pipeline_of(running).in_batch = True
     assert state_after(60) == "running"
@@ -90,7 +90,7 @@ def test_phases_and_the_ages_of_tables_follow_the_batches_and_outlive_the_sessio
     phases = {"read": 0.125, "function": 0.5, "commit": 0.25}
     running.batch_done(replace(reported(0), phase_s=phases))
     running.batch_done(replace(reported(1), phase_s=phases, read_in_plan_s=0.1))
-    query_of(running).reports = [progress(1, durationMs={"triggerExecution": 1500, "addBatch": 900})]
+    query_of(running).progress = [progress(1, durationMs={"triggerExecution": 1500, "addBatch": 900})]
     running.refresh_status()
     status = running.status
     of_two = {"plan": 0.5, "read": 0.25, "decode": 0.0, "function": 1.0, "write": 0.0, "commit": 0.5}
@@ -134,7 +134,7 @@ def test_a_stream_between_two_tries_has_no_rates_and_upkeep_that_was_put_off_is_
     make: Make,
 ) -> None:
     running = make()
-    query_of(running).reports.append(progress(7))
+    query_of(running).progress.append(progress(7))
     upkeep: Any = SimpleNamespace(name="evens", put_off={"compaction": "compaction was put off: full"})
     pipeline_of(running).upkeep = [upkeep]
     running.refresh_status()
@@ -143,7 +143,7 @@ def test_a_stream_between_two_tries_has_no_rates_and_upkeep_that_was_put_off_is_
     upkeep.put_off = {}
     running.refresh_status()
     assert running.status.warnings == []
-    query_of(running).reports.append(progress())
+    query_of(running).progress.append(progress())
     running.batch_done(reported(7))
     running.refresh_status()
     assert running.status.processed_rows_per_s == 125.0
@@ -155,7 +155,7 @@ def test_a_stream_between_two_tries_has_no_rates_and_upkeep_that_was_put_off_is_
 def test_the_rate_of_a_batch_leaves_the_pause_after_it_out(make: Make) -> None:
     """Spark counts the two seconds that the stream waits at a trickle as part of the batch."""
     running = make()
-    reports = query_of(running).reports
+    reports = query_of(running).progress
     running.batch_done(reported(7))  # 15 records in 120 ms
     reports.append(progress(7, processedRowsPerSecond=7.1))
     running.refresh_status()

@@ -9,6 +9,7 @@ import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, Topi
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import SourceCounts
 from streaming_jobs.sources.connection import Connection
+from streaming_jobs.state.checkpoint import Checkpoint
 from streaming_jobs.state.stream_record import BoundTopic, first
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.table_sources.lookups import LookupChange, LookupHistory
@@ -56,6 +58,7 @@ from tests.support.worlds import (
     FakeTopics,
     NoBytes,
     checkpoint_world,
+    lay_checkpoint,
     opened,
     parity,
     record,
@@ -110,6 +113,23 @@ def test_a_batch_of_a_replay_ends_where_it_is_compared_and_where_another_version
     steps = ({TOPIC: {0: 10, 1: 2}}, {TOPIC: {0: 30, 1: 9}, "others": {0: 4}})
     limits = replace(assembly(settings()), steps=steps, lookups=looked_up).limits_of(TOPIC)
     assert limits.steps == [{0: 10, 1: 2}, {0: 20, 1: 5}, {0: 30, 1: 9}]
+
+
+def test_a_state_keeps_its_partitions_and_another_number_in_the_settings_is_told(
+    settings: SettingsFactory, tmp_path: Path
+) -> None:
+    spark: Any = SimpleNamespace(conf={"spark.sql.shuffle.partitions": "4"})
+    lay_checkpoint(tmp_path / "two", planned=0, committed=0)
+    with capture_logs() as logged:
+        numbers = [
+            assembly(settings({"stream.state_partitions": wanted}))._state_partitions(spark, Checkpoint(tmp_path / of))
+            for of in ("none", "two")
+            for wanted in (0, 1, 2)
+        ]
+    assert numbers == [4, 1, 2, 2, 2, 2]
+    assert [(line["event"], line["wanted"], line["state_has"]) for line in logged] == [
+        ("state_partitions has no effect", 1, 2)
+    ]
 
 
 STARTED = BoundTopic(TOPIC, TOPIC_ID, {0: 600, 1: 700})
