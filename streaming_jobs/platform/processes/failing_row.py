@@ -18,7 +18,7 @@ from importlib import import_module
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LOCATES = "recourse.locates_failing_row"
 """The property of a job whose functions may be called once more on rows on which they raised."""
@@ -104,7 +104,7 @@ def name_rows() -> None:
     from pyspark.taskcontext import TaskContext
 
     worker: Any = import_module("pyspark.worker")
-    kinds, read, handle = worker.PythonEvalType, worker.read_udfs, worker.handle_worker_exception
+    kinds, work, read, handle = worker.PythonEvalType, worker.main, worker.read_udfs, worker.handle_worker_exception
     in_batches = {
         kinds.SQL_ARROW_BATCHED_UDF,
         kinds.SQL_SCALAR_ARROW_UDF,
@@ -117,9 +117,14 @@ def name_rows() -> None:
     rows: list[Callable[[BaseException], int | None]] = []
     """What names the row, in this task."""
 
+    def main(infile: IO[bytes], outfile: IO[bytes]) -> None:
+        try:
+            work(infile, outfile)
+        finally:
+            rows.clear()
+
     def read_udfs(serializer: Any, stream: Any, kind: int, *options: Any) -> tuple[Any, ...]:
         function, *others = read(serializer, stream, kind, *options)
-        rows.clear()
 
         def counted(split: int, taken: Iterator[Any]) -> Any:
             numbers = count()
@@ -147,4 +152,4 @@ def name_rows() -> None:
                     error.add_note(f"(row {number + 1} of its task)")
         handle(error, *options, **named)
 
-    worker.read_udfs, worker.handle_worker_exception = read_udfs, handle_worker_exception
+    worker.main, worker.read_udfs, worker.handle_worker_exception = main, read_udfs, handle_worker_exception

@@ -66,6 +66,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Function], Worker]:
     def start(function: Function, *, locates: bool = True) -> Worker:
         monkeypatch.setattr(worker, "read_udfs", lambda *_: (function, None, Serializer(), Serializer()))
         monkeypatch.setattr(worker, "handle_worker_exception", handle)
+        monkeypatch.setattr(worker, "main", lambda task, _: task())
         monkeypatch.setattr(
             TaskContext, "_taskContext", TaskContext(localProperties={LOCATES: "true"} if locates else {})
         )
@@ -178,3 +179,16 @@ def test_a_worker_calls_a_function_again_no_longer_than_its_task_took_and_not_if
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     assert failing_row(start(slow).text_of(ARROW, [batch(ARROW, 0, 1_024)])) is None
     assert len(calls) == 1 + 2, "two of six seconds each in ten"
+
+
+def test_a_task_that_reads_no_function_names_no_row_of_the_task_before(start: Callable[..., Worker]) -> None:
+    calls: list[int] = []
+
+    def noted(split: int, batches: Iterator[Batch]) -> Iterator[list[str]]:
+        calls.append(split)
+        yield from in_batches(split, batches)
+
+    started = start(noted)
+    worker.main(lambda: started.text_of(ARROW, [batch(ARROW, 0, 10)]), None)
+    worker.main(lambda: worker.handle_worker_exception(ValueError("no class of this name"), started.written), None)
+    assert failing_row(started.written.pop()) is None and len(calls) == 1
