@@ -143,13 +143,11 @@ def name_rows() -> None:
         return halved if locates else function, *others
 
     def handle_worker_exception(error: BaseException, *options: Any, **named: Any) -> None:
-        for row in rows:
-            kind = type(error)
-            if is_of_a_service(f"{kind.__module__}.{kind.__qualname__}"):
-                continue
-            if (number := row(error)) is not None:
-                with suppress(Exception):  # the class of the exception is the user's
-                    error.add_note(f"(row {number + 1} of its task)")
+        kind = type(error)
+        with suppress(Exception):  # the user's own is reported, and its class is the user's
+            of_a_service = is_of_a_service(f"{kind.__module__}.{kind.__qualname__}")
+            if rows and not of_a_service and (number := rows[0](error)) is not None:
+                error.add_note(f"(row {number + 1} of its task)")
         handle(error, *options, **named)
 
     worker.main, worker.read_udfs, worker.handle_worker_exception = main, read_udfs, handle_worker_exception

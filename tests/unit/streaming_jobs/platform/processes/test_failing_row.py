@@ -181,6 +181,14 @@ def test_a_worker_calls_a_function_again_no_longer_than_its_task_took_and_not_if
     assert len(calls) == 1 + 2, "two of six seconds each in ten"
 
 
+def test_a_worker_that_cannot_look_for_the_row_reports_the_functions_exception(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEAST", "no number")
+    text = start(in_batches).text_of(PANDAS, [batch(PANDAS, 0, 100)])
+    assert "no place for 70" in text and failing_row(text) is None
+
+
 def test_a_task_that_reads_no_function_names_no_row_of_the_task_before(start: Callable[..., Worker]) -> None:
     calls: list[int] = []
 
