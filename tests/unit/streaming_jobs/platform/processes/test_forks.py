@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from streaming_jobs.platform.processes import forks
+from streaming_jobs.platform.processes import acknowledgements, failing_row
 from streaming_jobs.platform.processes.fork_client import address
 from streaming_jobs.platform.processes.forks import ForkServer
 
@@ -28,6 +29,9 @@ if sys.argv[1] == "say":
     print("an error", file=sys.stderr)
 if sys.argv[1] == "path":
     print([entry for entry in sys.path if entry.endswith(".jar")], "pyarrow" in sys.modules, "pandas" in sys.modules)
+if sys.argv[1] == "worker":
+    from pyspark import worker
+    print(worker.main.__module__, worker.read_udfs.__module__)
 if sys.argv[1] == "zone":
     print(time.tzname[0])
 if sys.argv[1] == "wait":
@@ -217,6 +221,11 @@ def test_a_client_that_has_not_waited_gets_no_process(server: ForkServer, client
     server.process.send_signal(signal.SIGCONT)
     assert FAILED not in client("say", "0").communicate("x", timeout=30)[1]
     assert not forked(server)
+
+
+def test_forked_workers_acknowledge_tasks_at_once_and_name_rows(server: ForkServer, client: Client) -> None:
+    output, _ = client("worker", "0").communicate("x", timeout=60)
+    assert output == f"{acknowledgements.__name__} {failing_row.__name__}\n"
 
 
 def test_a_time_zone_of_the_client_is_applied(server: ForkServer, client: Client) -> None:
