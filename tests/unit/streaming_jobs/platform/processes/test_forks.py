@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streaming_jobs.platform.processes import forks
-from streaming_jobs.platform.processes import acknowledgements, failing_row
+from streaming_jobs.platform.processes import acknowledgements, failing_row, forks
 from streaming_jobs.platform.processes.fork_client import address
 from streaming_jobs.platform.processes.forks import ForkServer
 
