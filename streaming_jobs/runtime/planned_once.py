@@ -129,6 +129,8 @@ class PlannedOnce:
             largest = {name: int(each.size()) for name, each in rows.items()} if lasts else {}
             planned = cls(spark, nodes, [each.schema() for each in made], numbers, rows, largest)
             planned.frames(())
+            for node in nodes:
+                _Run(planned, (), counts=True).with_rows(node)
         except _CannotBeParted:
             return None
         except Py4JJavaError:
