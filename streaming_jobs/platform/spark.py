@@ -177,8 +177,8 @@ _HEAP = (
 )
 """Java would begin with a 64th of the machine's memory, give little back, and collect all at 21 MB of classes.
 
-A batch allocates 40 MB. With less room for what outlives one collection, most of what a batch holds becomes old, and all
-of the heap is collected, which takes 0.2 s, two or three times as often.
+A batch allocates 40 MB. With less room for what outlives one collection, most of what a batch holds becomes old, and
+all of the heap is collected, which takes 0.2 s, two or three times as often.
 """
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
