@@ -171,8 +171,15 @@ _FUNCTIONS = "org.apache.spark.sql.ml.InternalFunctionRegistration$"
 """Spark's own extension of each session; it uses the table of functions."""
 _INITIALISED = 60.0
 _HADOOP = {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}
-_HEAP = "-Xms96m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30 -XX:-ShrinkHeapInSteps -XX:MetaspaceSize=64m"
-"""Java would begin with a 64th of the machine's memory, give little back, and collect all at 21 MB of classes."""
+_HEAP = (
+    "-Xms192m -XX:NewSize=96m -XX:SurvivorRatio=4 -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30 "
+    "-XX:-ShrinkHeapInSteps -XX:MetaspaceSize=64m"
+)
+"""Java would begin with a 64th of the machine's memory, give little back, and collect all at 21 MB of classes.
+
+A batch allocates 40 MB. With less room for what outlives one collection, most of what a batch holds becomes old, and
+all of the heap is collected, which takes 0.2 s, two or three times as often.
+"""
 _HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _EXECUTOR_OPTIONS, _EXECUTOR_MEMORY = "spark.executor.extraJavaOptions", "spark.executor.memory"
@@ -476,6 +483,9 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
 _LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
+# It would warn of each batch that is longer than the trigger's interval, which is every one of a stream with pace=live.
+logger.trigger.name = org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor
+logger.trigger.level = error
 appender.file.type = RollingFile
 appender.file.name = file
 appender.file.fileName = {path}

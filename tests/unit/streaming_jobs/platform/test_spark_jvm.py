@@ -260,7 +260,7 @@ def test_java_options_of_ones_own_come_after_ours_and_choose_the_collector(
 
 @pytest.mark.parametrize("own", ["-Xms1g", "-Xmn200m", "-XX:MinHeapFreeRatio=40", "-XX:InitialHeapSize=1g"])
 def test_a_heap_of_ones_own_is_left_alone(settings: SettingsFactory, own: str) -> None:
-    assert "-Xms96m" in _java_options(settings(), "both")
+    assert "-Xms192m" in _java_options(settings(), "both")
     options = _java_options(settings({"spark.extra": {"spark.driver.extraJavaOptions": own}}), "both").split()
     assert [o for o in options if o.startswith(("-Xm", "-XX:M", "-XX:I"))] == [own]
 

@@ -29,7 +29,7 @@ from streaming_jobs.errors import (
 from streaming_jobs.formats.json import Json
 from streaming_jobs.platform.processes.failing_row import LOCATES
 from streaming_jobs.preflight.snapshot import StreamSnapshot
-from streaming_jobs.runtime import function_plan, query_handle
+from streaming_jobs.runtime import function_plan, query_builder, query_handle
 from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.runtime.function_plan import FunctionPlan, emit_of
 from streaming_jobs.runtime.planned_once import RowsCounted
@@ -40,6 +40,8 @@ from streaming_jobs.runtime.query_builder import (
     triggered,
 )
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
+from streaming_jobs.runtime.single_stage import WITHOUT_CLOSURES
+from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicIdCheck, start
 from streaming_jobs.settings import Settings
 from streaming_jobs.sources.base import SourceCounts
@@ -116,17 +118,23 @@ def test_a_batch_of_a_replay_ends_where_it_is_compared_and_where_another_version
 
 
 def test_a_state_keeps_its_partitions_and_another_number_in_the_settings_is_told(
-    settings: SettingsFactory, tmp_path: Path
+    settings: SettingsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark: Any = SimpleNamespace(conf={"spark.sql.shuffle.partitions": "4"})
+    """Of one partition, small batches run as one stage, without closures."""
+    conf = {"spark.sql.shuffle.partitions": "4"}
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.pop))
+    single: list[object] = []
+    monkeypatch.setattr(query_builder, "without_exchange", single.append)
     lay_checkpoint(tmp_path / "two", planned=0, committed=0)
+    seen = []
     with capture_logs() as logged:
-        numbers = [
-            assembly(settings({"stream.state_partitions": wanted}))._state_partitions(spark, Checkpoint(tmp_path / of))
-            for of in ("none", "two")
-            for wanted in (0, 1, 2)
-        ]
-    assert numbers == [4, 1, 2, 2, 2, 2]
+        for of in ("none", "two"):
+            for wanted in (0, 1, 2):
+                builder = assembly(settings({"stream.state_partitions": wanted}))
+                with builder._options(spark, PlanTraits(True, False), record(), Checkpoint(tmp_path / of)):
+                    seen.append((conf["spark.sql.shuffle.partitions"], conf.keys() >= WITHOUT_CLOSURES.keys()))
+    assert seen == [("4", False), ("1", True), ("2", False), ("2", False), ("2", False), ("2", False)]
+    assert single == [spark] and conf == {"spark.sql.shuffle.partitions": "4"}
     assert [(line["event"], line["wanted"], line["state_has"]) for line in logged] == [
         ("state_partitions has no effect", 1, 2)
     ]
