@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -54,9 +55,10 @@ def new_object(session: SparkSession, name: str, source: str) -> Any:
     """
     jvm, gateway = session._jvm, session.sparkContext._gateway
     assert jvm is not None and gateway is not None
-    compiled = _COMPILED.setdefault(gateway, {})
-    if name not in compiled:
-        compiled[name] = _constructor(jvm, name, source)
+    with _COMPILING:  # the first batches of a session's streams come at the same time
+        compiled = _COMPILED.setdefault(gateway, {})
+        if name not in compiled:
+            compiled[name] = _constructor(jvm, name, source)
     return compiled[name].newInstance(gateway.new_array(jvm.java.lang.Object, 0))
 
 
@@ -120,6 +122,7 @@ def _prompt(connect: Callable[..., None]) -> Callable[..., None]:
     return connected
 
 
+_COMPILING = threading.Lock()
 _COMPILED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 """The constructors of the classes that a JVM, by its gateway, has compiled."""
 

@@ -12,6 +12,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from io import BytesIO
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from py4j import java_gateway
@@ -26,6 +28,7 @@ from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JError
 
 from streaming_jobs.errors import ConfigurationError, TransientError
+from streaming_jobs.platform import spark_jvm
 from streaming_jobs.platform.java import Java
 from streaming_jobs.platform.spark import _java_options, profile
 from streaming_jobs.platform.spark_jvm import (
@@ -37,6 +40,7 @@ from streaming_jobs.platform.spark_jvm import (
     check_types_by_one_call,
     class_path,
     launch,
+    new_object,
     python_of_workers,
     read_promptly,
 )
@@ -352,3 +356,20 @@ def test_both_kinds_of_py4js_connections_are_read_promptly(monkeypatch: pytest.M
         assert type(one.stream) is PromptStream and type(one.stream._stream) is BytesIO, "once"
         assert one.stream.readline() == b"a\n" and one.stream.read() == b""
         one.socket.close()
+
+
+def test_streams_that_need_a_class_at_the_same_time_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Py4J remembers methods by the name of their class, and would call those of the other one."""
+    compiled: list[str] = []
+
+    def slow(_: object, name: str, __: str) -> Any:
+        time.sleep(0.1)
+        compiled.append(name)
+        return SimpleNamespace(newInstance=lambda _: name)
+
+    monkeypatch.setattr(spark_jvm, "_constructor", slow)
+    gateway = Mock()
+    session: Any = SimpleNamespace(_jvm=Mock(), sparkContext=SimpleNamespace(_gateway=gateway))
+    with ThreadPoolExecutor(4) as streams:
+        made = list(streams.map(lambda _: new_object(session, "CollectedRows", ""), range(4)))
+    assert made == ["CollectedRows"] * 4 and compiled == ["CollectedRows"]
