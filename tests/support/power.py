@@ -37,7 +37,8 @@ class Power:
             for path in (Path(folder), *(Path(folder) / name for name in files)):
                 self._note(os.open(path, os.O_RDONLY))
         self._really = os.fsync
-        self._one_at_a_time = threading.Lock()
+        self.one_at_a_time = threading.RLock()
+        """Held while files are noted as synced, and by who cuts the power beside threads that sync."""
         monkeypatch.setattr(os, "fsync", self._fsync)
 
     def close(self) -> None:
@@ -53,7 +54,7 @@ class Power:
 
     def _fsync(self, descriptor: int) -> None:
         self._really(descriptor)
-        with self._one_at_a_time:
+        with self.one_at_a_time:
             self._synced(descriptor)
 
     def _synced(self, descriptor: int) -> None:

@@ -233,9 +233,10 @@ def test_after_a_power_cut_a_stream_goes_on_exactly_once(
     cuts: list[tuple[str, Path]] = []
 
     def cut(step: str) -> None:
-        if seed == 0 or chance.random() < 0.3:
-            luck = (lambda: False) if seed == 0 else (lambda: chance.random() < 0.5)
-            cuts.append((step, power.cut(tmp_path / f"cut-{len(cuts)}", luck)))
+        with power.one_at_a_time:
+            if seed == 0 or chance.random() < 0.3:
+                luck = (lambda: False) if seed == 0 else (lambda: chance.random() < 0.5)
+                cuts.append((step, power.cut(tmp_path / f"cut-{len(cuts)}", luck)))
 
     power.after_sync = lambda: cut(f"sync {power.syncs}")
     with monkeypatch.context() as patched:
