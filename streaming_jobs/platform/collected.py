@@ -32,7 +32,6 @@ import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.RDDScanExec;
-import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.arrow.ArrowBatchStreamWriter;
 import org.apache.spark.sql.internal.SQLConf;
 import scala.Option;
@@ -45,9 +44,9 @@ public class CollectedRows {
         SQLConf conf = session.sessionState().conf();
         boolean large = conf.arrowUseLargeVarTypes();
         boolean legacy = conf.pandasStructHandlingMode().equals("legacy");
-        byte[][] batches = (byte[][]) batches(frame, session).collect();
         java.io.OutputStream out = new java.io.BufferedOutputStream(new java.io.FileOutputStream(file));
         try {
+            byte[][] batches = (byte[][]) batches(frame, session).collect();
             ArrowBatchStreamWriter writer =
                 new ArrowBatchStreamWriter(frame.schema(), out, conf.sessionLocalTimeZone(), legacy, large);
             writer.writeBatches(scala.jdk.javaapi.CollectionConverters.asScala(
@@ -60,11 +59,11 @@ public class CollectedRows {
     }
 
     private static RDD batches(Dataset frame, SparkSession session) {
-        LogicalPlan plan = frame.queryExecution().logical();
-        if (!(plan instanceof LogicalRDD)) return frame.toArrowBatchRdd(frame.queryExecution().executedPlan());
         Option before = SparkSession.getActiveSession(); // a plan belongs to the one in which it is made
         SparkSession.setActiveSession(session);
         try {
+            LogicalPlan plan = frame.queryExecution().logical();
+            if (!(plan instanceof LogicalRDD)) return frame.toArrowBatchRdd(frame.queryExecution().executedPlan());
             LogicalRDD rows = (LogicalRDD) plan;
             return frame.toArrowBatchRdd(new RDDScanExec(rows.output(), rows.rdd(), "ExistingRDD",
                 rows.outputPartitioning(), rows.outputOrdering(), rows.stream()));

@@ -180,7 +180,9 @@ _HEAP = (
 A batch allocates 40 MB. With less room for what outlives one collection, most of what a batch holds becomes old, and
 all of the heap is collected, which takes 0.2 s, two or three times as often.
 """
-_HEAP_OPTION = re.compile(r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)")
+_HEAP_OPTION = re.compile(
+    r"-Xm[nsx]|-XX:(Initial|Max|Min)(HeapSize|HeapFreeRatio|RAMPercentage)|-XX:(Max)?New(Size|Ratio)"
+)
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _EXECUTOR_OPTIONS, _EXECUTOR_MEMORY = "spark.executor.extraJavaOptions", "spark.executor.memory"
 _SMALL_HEAP = 2048
@@ -223,7 +225,7 @@ def profile(settings: Settings) -> dict[str, str]:
         "spark.ui.retainedTasks": "500",
         "spark.sql.ui.retainedExecutions": "50",
         "spark.sql.streaming.numRecentProgressUpdates": "20",
-        "spark.ui.liveUpdate.period": "-1",
+        "spark.ui.liveUpdate.period": "-1",  # nobody looks at what runs
         # A broadcast of a few KB, of which a batch has three or four, would take a buffer of 4 MB each.
         "spark.broadcast.blockSize": "256k",
         # An aggregation would clear 2 MB for each of its hash tables; one that is full goes on in a map that grows.

@@ -195,7 +195,9 @@ class BatchPipeline:
             for each in beside:
                 each.result()
             self.hooks.check_lease()
-            state = self._beside(held, self._on_disk.state)  # what the batch's own job has written
+            self.hooks.before_commit()  # of a batch that took long
+            if path == "driver":  # tasks of the executors' path may run anew, and write their state's files anew
+                beside.append(self._beside(held, self._on_disk.state))
             failed = self._failed(entry, staged)
             failed.check(frame.sparkSession, entry, self.sources, self.isolation)
             entry = self._commit_others(frame.sparkSession, entry, staged, failed, path, held)
@@ -214,7 +216,7 @@ class BatchPipeline:
                 "look for a second driver with another state folder on the same tables",
             )
         self.hooks.at("primary_committed", self.stream.name, batch)
-        state.result()
+        beside[-1].result()
         self._on_disk.state()
         report = self._report(entry, began, path, primary.committer, version)
         self.hooks.report(
@@ -224,7 +226,10 @@ class BatchPipeline:
             upkeep.after_commit()
 
     def _beside(self, held: ExitStack, call: Callable[..., None], *arguments: object) -> Future[None]:
-        """Begin a call in another thread, one after the other; the batch ends after it, also if it fails."""
+        """Run a call in the pipeline's second thread, in the order of submission.
+
+        The batch does not end before it, even if it fails.
+        """
         begun = self._other_thread.submit(call, *arguments)
         held.callback(wait, [begun])
         return begun
@@ -234,8 +239,8 @@ class BatchPipeline:
     ) -> tuple[Mapping[str, PendingWrite], Mapping[str, SourceCounts] | None]:
         """The prepared rows; if records had to be set aside, those of the other records, with their counts."""
         try:
-            if self._search is not None and path == "driver" and self.query is not None:
-                self.query.count_failed_rows()
+            if self._search is not None and self.query is not None:
+                self.query.count_failed_rows(path == "driver")
             with unreported() if self._search else nullcontext():
                 return self._stage_all(self._frames(frame, held), entry, path, held), None
         except Exception as error:  # noqa: BLE001 - raised again unless records are set aside

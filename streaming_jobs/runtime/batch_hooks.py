@@ -53,7 +53,7 @@ class Query(Protocol):
     def dropped_behind(self) -> int | None:
         """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
 
-    def count_failed_rows(self) -> None:
+    def count_failed_rows(self, wanted: bool) -> None:
         """Count the rows of the plan that runs next even if it fails."""
 
     def rows_counted(self) -> RowsCounted | None:
@@ -118,7 +118,8 @@ class BatchHooks:
 
     `stop` ends the query at the next border. `check_lease` is called before a batch begins and before its first commit,
     and raises LeaseLost if this driver may no longer write. `between` is called with the number of the finished batch,
-    `before_commit` in another thread while the rows of a batch are computed, `report` when they are in the tables.
+    `before_commit` while the rows of a batch are computed, in another thread, and again when they are ready, `report`
+    when they are in the tables.
     `at` is called at each crash point, and `idle` by the session's main thread, several times per second, whether or
     not a batch runs. `settled` waits at most so many seconds for what `between` has begun beside the batches, and
     returns whether all of it is done. `first_read` gives, in a replay, the time at which all records of a batch were

@@ -213,14 +213,15 @@ class QueryHandle:
         dropped, watermark = str(self._bound().dropped()).split()
         return int(watermark) if int(dropped) else None
 
-    def count_failed_rows(self) -> None:
-        """Let tasks of the plan that runs next report the rows of its sources and of its Python code if they fail.
+    def count_failed_rows(self, wanted: bool) -> None:
+        """Let tasks of the plan that runs next report the rows of its sources and Python code if they fail, or not.
 
-        Of this thread's jobs, workers of Python code look for the row that raises.
+        Workers of this thread's jobs look for the row that raises in Python code.
         """
         assert self._spark is not None
-        self._spark.sparkContext.setLocalProperty(LOCATES, "true")
-        self._look_at_rows(say=False)
+        self._spark.sparkContext.setLocalProperty(LOCATES, str(wanted).lower())
+        if wanted:
+            self._look_at_rows(say=False)
 
     def rows_counted(self) -> RowsCounted | None:
         """The rows that the plan handed out by topic until it failed, and those that came back from Python code."""

@@ -62,9 +62,9 @@ class RunningQuery(Protocol):
         """False once a stop was requested, or the query has failed or ended."""
 
     def reports(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Spark's newest report (`StreamingQueryProgress`), ahead of it others of batches after this one.
+        """Spark's reports (`StreamingQueryProgress`) of batches after this one, and the newest one in any case.
 
-        None before the first batch; the oldest come first, and some may be of earlier batches.
+        The oldest come first; reports of earlier batches may be among them. Empty before the first batch.
         """
 
     @property
@@ -285,7 +285,7 @@ class SparkQueries:
         return report_and_show
 
     def before_commit(self, stream: Stream) -> Callable[[StreamRecord], None]:
-        """The check that runs when the rows of a batch are ready: the topics are still the same."""
+        """The check of each batch: the topics are still the same."""
         return TopicIdCheck(stream, self.settings, self._archives.added_to(self._reach.quick, stream))
 
     def ends(self, stream: Stream) -> Ends | None:
@@ -348,6 +348,7 @@ class TopicIdCheck:
         every = _TABLE_CHECK_EVERY if self.stream.tables_read else _TOPIC_CHECK_EVERY
         if self._checked is not None and self.monotonic() - self._checked < every:
             return
+        began = self.monotonic()
         for topic in record.topics:
             try:
                 info = self.topics.describe(topic.name)
@@ -363,7 +364,7 @@ class TopicIdCheck:
                     f"while stream {self.stream.name} was reading it",
                     start_over(self.stream.name, folders(self.settings, self.stream)),
                 )
-        self._checked, self._unknown_since = self.monotonic(), None
+        self._checked, self._unknown_since = began, None
 
     def _long_unknown(self) -> bool:
         """True if a topic has been unknown at each check of the last `UNKNOWN_FOR` seconds."""

@@ -109,7 +109,8 @@ def test_the_batches_of_a_query_share_a_session_that_is_sparks(
             rows = to_arrow(frame)
         if number:
             assert len(calls) <= 2, calls
-        assert not frame._jdf.queryExecution().tracker().phases().contains("optimization"), "planned once more"
+        phases = frame._jdf.queryExecution().tracker().phases()
+        assert phases.contains("analysis") and not phases.contains("optimization"), "planned once more"
         seen.append((number, frame.sparkSession, str(frame._jdf.sparkSession()), rows.num_rows))
 
     for name in ("a", "b"):

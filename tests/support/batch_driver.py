@@ -201,7 +201,7 @@ class Driver:
         self.log.append("ask for dropped rows")
         return self.watermark
 
-    def count_failed_rows(self) -> None:
+    def count_failed_rows(self, wanted: bool) -> None:
         """Frames in memory count nothing."""
 
     def rows_counted(self) -> None:

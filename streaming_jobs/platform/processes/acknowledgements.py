@@ -27,7 +27,8 @@ def acknowledge_tasks() -> None:
     main = worker.main
 
     def prompt(infile: IO[bytes], outfile: IO[bytes]) -> None:
-        with socket.socket(fileno=os.dup(infile.fileno())) as connected:
+        with suppress(OSError), socket.socket(fileno=os.dup(infile.fileno())) as connected:
+            connected.setblocking(True)  # a user's default timeout would hold for the task's own reads
             acknowledge_at_once(connected)
         main(infile, outfile)
 

@@ -68,8 +68,11 @@ class _Batches:
 
         None if there is none, or the time is over.
         """
+        if not isinstance(error, Exception) or isinstance(error, MemoryError):
+            return None
         low, high = 0, 0 if self.last is None else _rows(self.last)
         deadline = time.monotonic() + max(time.monotonic() - self.began, _LEAST)
+        trace = error.__traceback__  # a function may raise the same object each time
         with Path(os.devnull).open("wb") as nowhere:
 
             def raises(begin: int, end: int) -> bool:
@@ -77,12 +80,15 @@ class _Batches:
                     self.write(self.function(0, iter([_part(self.last, begin, end)])), nowhere)
                 except BaseException as another:  # noqa: BLE001 - the first one is reported
                     return type(another) is type(error)
+                finally:
+                    error.__traceback__ = trace
                 return False
 
             while high - low > 1 and time.monotonic() < deadline:
                 middle = (low + high) // 2
                 low, high = (low, middle) if raises(low, middle) else (middle, high)
-            return self.before + low if high - low == 1 and raises(low, high) else None
+            found = high - low == 1 and time.monotonic() < deadline and raises(low, high)
+            return self.before + low if found else None
 
 
 def _rows(batch: Any) -> int:
@@ -139,7 +145,7 @@ def name_rows() -> None:
         if kind == kinds.SQL_BATCHED_UDF:
             return counted, *others
         task = TaskContext.get()
-        locates = kind in in_batches and task is not None and task.getLocalProperty(LOCATES)
+        locates = kind in in_batches and task is not None and task.getLocalProperty(LOCATES) == "true"
         return halved if locates else function, *others
 
     def handle_worker_exception(error: BaseException, *options: Any, **named: Any) -> None:

@@ -352,12 +352,14 @@ def test_a_batch_that_fails_says_what_it_has_read_unless_this_spark_cannot(monke
     for broken in (False, True):
         handle = QueryHandle(spark)
         handle.bind(SimpleNamespace(_jsq=java))  # type: ignore[arg-type]
-        handle.count_failed_rows()
+        handle.count_failed_rows(True)
         assert handle.rows_counted() == (
             None if broken else RowsCounted([("my things", 41), ("b", 5)], [(20, 10_000), (30, 100)])
         )
     assert asked == [False, True]
     assert properties == {LOCATES: "true"}, "its workers look for the row"
+    handle.count_failed_rows(False)
+    assert properties == {LOCATES: "false"} and len(asked) == 2, "those of a batch on the executors' path do not"
 
 
 def test_a_batch_runs_again_with_other_records_where_all_were_sent_along_and_this_spark_can(

@@ -52,3 +52,19 @@ def test_a_worker_with_a_socket_of_another_kind_works_as_before(monkeypatch: pyt
         jvm.sendall(b"command\n")
         worker.main(infile, outfile)
     assert asked == [b"command\n"]
+
+
+def test_a_default_timeout_that_a_function_has_set_does_not_hold_for_the_next_tasks_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks: list[bool] = []
+    monkeypatch.setattr(worker, "main", lambda infile, _: blocks.append(os.get_blocking(infile.fileno())))
+    acknowledge_tasks()
+    jvm, connected = socket.socketpair()
+    with jvm, connected, connected.makefile("rb") as infile, connected.makefile("wb") as outfile:
+        socket.setdefaulttimeout(5)
+        try:
+            worker.main(infile, outfile)
+        finally:
+            socket.setdefaulttimeout(None)
+    assert blocks == [True]
