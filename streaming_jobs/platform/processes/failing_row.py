@@ -26,7 +26,7 @@ _NOTE = re.compile(r"\n\(row (\d+) of its task\)")
 _ELSEWHERE = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|Network|Socket|gaierror|URLError|HTTPError|OSError|IOError"
 )
-_LEAST = 1.0
+_LEAST = 3.0
 """Seconds that a worker looks for a row, at least; at most as long as its task took until the function raised."""
 
 
