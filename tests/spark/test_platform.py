@@ -71,7 +71,7 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
         held.append(jvm.java.nio.ByteBuffer.allocate(8 << 20))
         return bool(old.getUsageThreshold() > threshold)
 
-    until(grown, 60, "twice what is in use is the next threshold")
+    until(grown, 120, "twice what is in use is the next threshold")
     held.clear()
 
     def small_again() -> bool:
