@@ -138,6 +138,7 @@ _ON_DATA = re.compile(
 _NO_CAUSE = "(no cause message)"
 """Spark's words for the end of file that it reads from a Python process of a source that is gone."""
 _TEXT = "_recourse_text"
+"""The attribute of an exception that keeps its text."""
 _JVM_FRAMES = re.compile(r"\n\s*at [\w.$]+\(|\n\s*(?:JVM|Driver) stacktrace")
 MOST_TRACEBACK = 3_000
 """Characters of a traceback that are kept with a record: its end, where the function's own lines are."""

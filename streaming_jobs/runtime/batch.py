@@ -216,7 +216,8 @@ class BatchPipeline:
                 "look for a second driver with another state folder on the same tables",
             )
         self.hooks.at("primary_committed", self.stream.name, batch)
-        beside[-1].result()
+        for each in beside:
+            each.result()
         self._on_disk.state()
         report = self._report(entry, began, path, primary.committer, version)
         self.hooks.report(

@@ -6,7 +6,7 @@ later batch are such a part, too, unless the plan depends on its time, or reads 
 
 A run that raises says where it stopped. Spark evaluates row by row: the row that a leaf handed out last is the one that
 raised. Python code gets its rows in batches and reads ahead; there, it is the first row behind those that came back.
-Both are counted by Spark's own metrics. A plain Python function's worker names the row (`failing_row.py`).
+Both are counted by Spark's own metrics. The worker of a Python function names the row (`failing_row.py`).
 """
 
 from __future__ import annotations
