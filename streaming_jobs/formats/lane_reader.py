@@ -34,9 +34,10 @@ class LaneReader:
 
     def read(self, values: Sequence[bytes], skip: int) -> Block:
         """Decode the values after their first `skip` bytes."""
-        if len(values) > 1 and sum(map(len, values)) > LARGEST_BLOCK:
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        if len(values) > 1 and lengths.sum() > LARGEST_BLOCK:
             return self._in_halves(values, skip)
-        lanes = Lanes.of(values, skip)
+        lanes = Lanes.of(values, lengths, skip)
         columns = self._steps.columns(lanes)
         bad = lanes.bad | (lanes.at != lanes.end)
         batch = record_batch(len(values), {name: columns[name] for name in self.names})

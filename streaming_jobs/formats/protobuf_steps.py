@@ -229,12 +229,12 @@ class FieldStep:
         begins = lanes.begin_with(self.mark(self.value.wire))
         return begins | lanes.begin_with(self.mark(BYTES)) if self.packed else begins
 
-    def column(self, lanes: Lanes) -> tuple[pa.Array, np.ndarray]:
-        """The column, and in which lanes the field is."""
+    def column(self, lanes: Lanes, begins: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+        """The column, and in which lanes the field is: of those of `begins`, the ones without a fault."""
         if self.repeated:
             return self._list(lanes), np.zeros(len(lanes), np.bool_)
         mark = self.mark(self.value.wire)
-        there = lanes.begin_with(mark) & ~lanes.bad
+        there = begins & ~lanes.bad
         rows = np.flatnonzero(there)
         if len(rows) == len(lanes):
             lanes.skip(len(mark))
@@ -339,16 +339,22 @@ class MessageSteps:
         built: dict[str, pa.Array] = {}
         seen: dict[str, np.ndarray] = {}
         for each in self.fields:
-            self._skip_unknown(lanes, each.number, each.begins(lanes))
-            built[each.name], there = each.column(lanes)
+            begins = each.begins(lanes)
+            if self._skip_unknown(lanes, each.number, begins):
+                begins = each.begins(lanes)
+            built[each.name], there = each.column(lanes, begins)
             if each.oneof:
                 lanes.bad |= seen.get(each.oneof, False) & there
                 seen[each.oneof] = seen.get(each.oneof, False) | there
         self._skip_unknown(lanes, 1 << 29, np.zeros(len(lanes), np.bool_))
         return built
 
-    def _skip_unknown(self, lanes: Lanes, below: int, known: np.ndarray) -> None:
-        """Move on over fields that are not declared, with numbers below this one; not where `known` ones begin."""
+    def _skip_unknown(self, lanes: Lanes, below: int, known: np.ndarray) -> bool:
+        """Move on over fields that are not declared, with numbers below this one; not where `known` ones begin.
+
+        True if a lane has moved.
+        """
+        moved = False
         while len(rows := np.flatnonzero((lanes.at < lanes.end) & ~lanes.bad & ~known)):
             chosen = lanes.some(rows)
             keys = chosen.varints()
@@ -357,7 +363,8 @@ class MessageSteps:
             places = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
             unknown = (self.numbers[places] != numbers) & (numbers < below)
             if not unknown.any():
-                return
+                return moved
+            moved = True
             rows, wires = rows[unknown], (keys & np.uint64(7))[unknown]
             chosen = chosen.some(np.flatnonzero(unknown))
             chosen.bad |= (numbers[unknown] < 1) | (wires == BEGIN) | (wires > FOUR) | (wires == END)
@@ -367,6 +374,7 @@ class MessageSteps:
                     skip(inner)
                     chosen.moved(some, inner)
             lanes.moved(rows, chosen)
+        return moved
 
     @cached_property
     def _by_number(self) -> dict[int, FieldStep]:
