@@ -11,11 +11,12 @@ The consumer belongs to no group that commits: the checkpoint holds the position
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -69,8 +70,20 @@ class _Partition:
         """Drop what is before `start`; False if the records from there on were not received in order."""
         if not self.first <= start <= self.next:
             return False
-        self.keep([m for m in self.ahead if _offset(m) >= start])
+        self.keep(self.ahead[bisect_left(self.ahead, start, key=_offset) :])
         self.first, self.end = start, None
+        return True
+
+    def add(self, messages: list[Message]) -> bool:
+        """Add records in the order of their offsets; false if all were received before."""
+        self.heard = True
+        if _offset(messages[0]) < self.next:
+            messages = messages[bisect_left(messages, self.next, key=_offset) :]
+        if not messages:
+            return False
+        self.ahead += messages
+        self.size += sum(map(len, messages))
+        self.next, self.end = _offset(messages[-1]) + 1, None
         return True
 
     def keep(self, ahead: list[Message]) -> None:
@@ -198,7 +211,7 @@ class RangeReader:
             return []
         count = len(ahead)
         if _offset(ahead[-1]) >= end:
-            count = next(i for i, message in enumerate(ahead) if _offset(message) >= end)
+            count = bisect_left(ahead, end, key=_offset)
         there.keep(ahead[count:])
         return ahead[:count]
 
@@ -207,25 +220,29 @@ class RangeReader:
         consumer = self._open()
         with self._translated():
             messages = consumer.consume(most, wait)
-        partitions = self._partitions
-        progress = False
-        for message in messages:
-            if (failure := message.error()) is not None:
-                progress |= self._note(failure, message)
-                continue
-            there = partitions.get(message.partition())  # type: ignore[arg-type]
-            if there is None:
-                continue
-            there.heard = True
-            offset = _offset(message)
-            if offset >= there.next:
-                there.ahead.append(message)
-                there.size += len(message)
-                there.next, there.end = offset + 1, None
-                progress = True
+        progress, begin = False, 0
+        for at in [at for at, message in enumerate(messages) if message.error() is not None]:
+            progress |= self._add(messages[begin:at])
+            progress |= self._note(cast("KafkaError", messages[at].error()), messages[at])
+            begin = at + 1
+        progress |= self._add(messages[begin:] if begin else messages)
         if progress:
             self._failures.succeeded()
             self._refusal = ""
+        return progress
+
+    def _add(self, messages: list[Message]) -> bool:
+        """Take over the records of assigned partitions; true if a partition got any further.
+
+        Records are taken by partition: one by one takes a sixth of a task's time.
+        """
+        places = [message.partition() for message in messages]
+        progress = False
+        for partition in set(places):
+            if (there := self._partitions.get(cast("int", partition))) is not None:
+                alone = places.count(partition) == len(places)
+                pairs = zip(messages, places, strict=True)
+                progress |= there.add(messages if alone else [m for m, place in pairs if place == partition])
         return progress
 
     def _note(self, error: KafkaError, message: Message) -> bool:

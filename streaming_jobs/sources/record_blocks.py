@@ -254,8 +254,9 @@ class RecordBlocks:
             letters = {row: why for row, why in aside.items() if why is not None}
             return self._refused(records, letters if self.drops_refused else {**refused, **letters})
         size = len(records)
-        bad = np.zeros(size, dtype=bool)
+        bad, tombstone = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
         bad[[*refused, *aside]] = True
+        tombstone[_tombstones(values)] = True
         columns = with_null_rows(columns, aside)  # no expression of Spark meets their fields
         fields = list(self.schema.field(RECORD).type)
         made = dict(zip(self._fields, columns.columns, strict=True))
@@ -264,7 +265,7 @@ class RecordBlocks:
         built = {
             **self._position(records),
             **{name: records.column(name) for name in further},
-            "tombstone": pa.array([value is None for value in values], pa.bool_()),
+            "tombstone": pa.array(tombstone),
             RECORD: pa.StructArray.from_arrays(record, fields=fields),
             "_bad": pa.array(bad),
         }
@@ -305,7 +306,7 @@ class RecordBlocks:
                 "return a column for each field that `reader` was asked for, in the schema's order",
             )
         columns, refused = self._stamped(block, records), dict(block.refused)
-        for row in [row for row, value in enumerate(values) if value is None]:
+        for row in _tombstones(values):
             refused[row] = _TOMBSTONE
             if self.declared.tombstones == "keep":
                 del refused[row]
@@ -371,6 +372,11 @@ class RecordBlocks:
             pa.array([refused[row].detail for row in rows], pa.string()),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _tombstones(values: Sequence[bytes | None]) -> list[int]:
+    """The rows without a value, mostly none."""
+    return [row for row, value in enumerate(values) if value is None] if None in values else []
 
 
 def note_used(path: Location, columns: Iterable[str]) -> None:
