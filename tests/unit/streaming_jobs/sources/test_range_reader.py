@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,29 @@ def test_an_outage_after_the_end_of_a_partition_is_no_lost_record(grown: int) ->
     consumer.away = True
     with pytest.raises(BrokerUnreachable):
         read(reading, {0: (5, 9)})
+
+
+@dataclass
+class Scripted(MemoryConsumer):
+    """A consumer that returns these answers, and then nothing."""
+
+    answers: list[list[Message]] = field(default_factory=list)
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:  # noqa: ARG002 - as they are
+        return self.answers.pop(0) if self.answers else []
+
+
+def test_an_outage_after_a_record_behind_the_end_that_was_heard_is_no_lost_record() -> None:
+    answers = [[record(0, 0), failure(KafkaError._PARTITION_EOF, 0, 1)], [record(0, 1)]]
+    with pytest.raises(BrokerUnreachable):
+        read(reader(Scripted({}, answers=answers)), {0: (0, 9)})
+
+
+def test_records_that_come_again_are_taken_once() -> None:
+    first = [record(0, 0), record(1, 0), record(0, 1), record(1, 1)]
+    again = [record(0, 1), record(1, 1), record(1, 2), record(0, 2)]
+    reading = reader(Scripted({}, answers=[first, again, again]))
+    assert read(reading, {0: (0, 3), 1: (0, 3)}) == [*places(0, 0, 1, 2), *places(1, 0, 1, 2)]
 
 
 def test_a_partition_that_nobody_waits_for_does_not_prolong_the_deadline() -> None:
