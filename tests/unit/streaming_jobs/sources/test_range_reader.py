@@ -155,7 +155,7 @@ class Scripted(MemoryConsumer):
 
     answers: list[list[Message]] = field(default_factory=list)
 
-    def consume(self, num_messages: int, timeout: float) -> list[Message]:  # noqa: ARG002 - as they are
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
         return self.answers.pop(0) if self.answers else []
 
 
