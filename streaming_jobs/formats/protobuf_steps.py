@@ -230,7 +230,7 @@ class FieldStep:
         return begins | lanes.begin_with(self.mark(BYTES)) if self.packed else begins
 
     def column(self, lanes: Lanes, begins: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-        """The column, and in which lanes the field is: of those of `begins`, the ones without a fault."""
+        """The column, and the lanes that have the field: those of `begins` without a fault; none for a list."""
         if self.repeated:
             return self._list(lanes), np.zeros(len(lanes), np.bool_)
         mark = self.mark(self.value.wire)

@@ -159,7 +159,7 @@ class Scripted(MemoryConsumer):
         return self.answers.pop(0) if self.answers else []
 
 
-def test_an_outage_after_a_record_behind_the_end_that_was_heard_is_no_lost_record() -> None:
+def test_a_record_behind_the_reported_end_withdraws_that_end() -> None:
     answers = [[record(0, 0), failure(KafkaError._PARTITION_EOF, 0, 1)], [record(0, 1)]]
     with pytest.raises(BrokerUnreachable):
         read(reader(Scripted({}, answers=answers)), {0: (0, 9)})
@@ -168,8 +168,18 @@ def test_an_outage_after_a_record_behind_the_end_that_was_heard_is_no_lost_recor
 def test_records_that_come_again_are_taken_once() -> None:
     first = [record(0, 0), record(1, 0), record(0, 1), record(1, 1)]
     again = [record(0, 1), record(1, 1), record(1, 2), record(0, 2)]
-    reading = reader(Scripted({}, answers=[first, again, again]))
+    reading = reader(Scripted({}, answers=[first, first, again]), seconds=10)
     assert read(reading, {0: (0, 3), 1: (0, 3)}) == [*places(0, 0, 1, 2), *places(1, 0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "span"),
+    [([[0, 1, 0, 1, 2]], (0, 3)), ([[2, 3, 0], [4]], (2, 5)), ([[2, 4, 9, 2], [10]], (2, 11)), ([[4, 4]], (4, 5))],
+)
+def test_records_that_come_again_in_one_answer_are_taken_once(answers: list[list[int]], span: Span) -> None:
+    given = [[record(0, offset) for offset in answer] for answer in answers]
+    wanted = sorted({offset for answer in answers for offset in answer if offset >= span[0]})
+    assert read(reader(Scripted({}, answers=given)), {0: span}) == places(0, *wanted)
 
 
 def test_a_partition_that_nobody_waits_for_does_not_prolong_the_deadline() -> None:
