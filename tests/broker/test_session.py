@@ -240,7 +240,7 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
         assert not codes
         go_on.set()
         thread.join(60)
-        assert codes == [0] and after == [False], "the batch ran on after Spark had called its query terminated"
+        assert codes == [0] and set(after) == {False}, "the batch ran on after Spark had called its query terminated"
         acquire(settings, "plain", purpose="session", wait=0).release()
         assert len(rows(settings, "plain")) == 50
         made.run(on_topic(plain, topic))
