@@ -76,7 +76,7 @@ class Lanes:
 
     @classmethod
     def of(cls, values: Sequence[bytes], lengths: np.ndarray, skip: int) -> Lanes:
-        """A lane per value, of `LARGEST_BLOCK` bytes in all at most, after its first `skip` bytes."""
+        """A lane per value after its first `skip` bytes; `lengths` are the values', `LARGEST_BLOCK` in all at most."""
         end = np.cumsum(lengths)
         joined = _Joined(b"".join([*values, bytes(_PAD)]))
         return cls(joined, end - lengths + skip, end, np.zeros(len(values), np.bool_))

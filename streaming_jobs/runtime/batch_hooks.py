@@ -54,7 +54,7 @@ class Query(Protocol):
         """The watermark (ms since 1970) behind which state operators dropped rows; None if they dropped none."""
 
     def count_failed_rows(self, wanted: bool) -> None:
-        """Count the rows of the plan that runs next even if it fails."""
+        """Count the rows of the plan that runs next even if it fails, or do not."""
 
     def rows_counted(self) -> RowsCounted | None:
         """The rows, by topic, of a plan that has failed since; None if this Spark does not say."""

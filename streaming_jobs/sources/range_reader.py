@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import lt
 from typing import Any, Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -75,9 +76,10 @@ class _Partition:
         return True
 
     def add(self, messages: list[Message]) -> bool:
-        """Add the records behind those that were received, in the order in which they come; False if there are none."""
+        """Add the records, one at least, that were not received yet; False if all were."""
         self.heard = True
-        if _offset(messages[0]) < self.next or _offset(messages[-1]) - _offset(messages[0]) < len(messages) - 1:
+        offsets: list[Any] = [message.offset() for message in messages]
+        if offsets[0] < self.next or not all(map(lt, offsets, offsets[1:])):
             messages = _rising(messages, self.next)  # a consumer that went back gives records twice
         if not messages:
             return False
@@ -233,7 +235,7 @@ class RangeReader:
 
     def _add(self, messages: list[Message]) -> bool:
         """Take over the records of assigned partitions; True if a partition got any further."""
-        places = [cast("int", message.partition()) for message in messages]
+        places: list[Any] = [message.partition() for message in messages]
         by_partition: dict[int, list[Message]] = {}
         if places and places.count(places[0]) == len(places):  # as in a task of one partition
             by_partition[places[0]] = messages

@@ -247,8 +247,8 @@ class RecordBlocks:
 
     def of(self, records: SourceRecords) -> pa.RecordBatch:
         """The records as one batch, in their order."""
-        values = records.values
-        columns, refused = self._judged(records)
+        tombstones = _tombstones(records.values)
+        columns, refused = self._judged(records, tombstones)
         aside = self._set_aside(records) if self.aside else {}
         if self.rows == "refused":
             letters = {row: why for row, why in aside.items() if why is not None}
@@ -256,7 +256,7 @@ class RecordBlocks:
         size = len(records)
         bad, tombstone = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
         bad[[*refused, *aside]] = True
-        tombstone[_tombstones(values)] = True
+        tombstone[tombstones] = True
         columns = with_null_rows(columns, aside)  # no expression of Spark meets their fields
         fields = list(self.schema.field(RECORD).type)
         made = dict(zip(self._fields, columns.columns, strict=True))
@@ -286,9 +286,10 @@ class RecordBlocks:
         times: np.ndarray = np.minimum(records.times, first_reads(records.column("headers")))
         return times
 
-    def _judged(self, records: SourceRecords) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
+    def _judged(
+        self, records: SourceRecords, tombstones: Sequence[int]
+    ) -> tuple[pa.RecordBatch, Mapping[int, Refusal]]:
         """The decoded values, and by row why a record is refused."""
-        values = records.values
         try:
             block = self._reader.read(self._framed(records))
         except RecourseError:  # of the event time, which names it, or of a schema registry
@@ -306,7 +307,7 @@ class RecordBlocks:
                 "return a column for each field that `reader` was asked for, in the schema's order",
             )
         columns, refused = self._stamped(block, records), dict(block.refused)
-        for row in _tombstones(values):
+        for row in tombstones:
             refused[row] = _TOMBSTONE
             if self.declared.tombstones == "keep":
                 del refused[row]

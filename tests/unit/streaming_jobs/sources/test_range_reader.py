@@ -174,7 +174,13 @@ def test_records_that_come_again_are_taken_once() -> None:
 
 @pytest.mark.parametrize(
     ("answers", "span"),
-    [([[0, 1, 0, 1, 2]], (0, 3)), ([[2, 3, 0], [4]], (2, 5)), ([[2, 4, 9, 2], [10]], (2, 11)), ([[4, 4]], (4, 5))],
+    [
+        ([[0, 1, 0, 1, 2]], (0, 3)),
+        ([[2, 3, 0], [4]], (2, 5)),
+        ([[2, 4, 9, 2], [10]], (2, 11)),
+        ([[4, 4]], (4, 5)),
+        ([[2, 9, 2, 9], [10]], (2, 11)),
+    ],
 )
 def test_records_that_come_again_in_one_answer_are_taken_once(answers: list[list[int]], span: Span) -> None:
     given = [[record(0, offset) for offset in answer] for answer in answers]
