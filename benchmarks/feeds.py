@@ -150,8 +150,13 @@ def _producer(bootstrap: str, *, linger_ms: int, **more: str) -> Producer:
 
 
 def _send(producer: Producer, topic: str, messages: Sequence[Mapping[str, object]]) -> None:
+    """Waits for the broker while the producer's queue is full; raises BufferError if that lasts."""
     for message in messages:
-        producer.produce(topic, **message)  # type: ignore[arg-type]
+        try:
+            producer.produce(topic, **message)  # type: ignore[arg-type]
+        except BufferError:
+            producer.flush(_WAIT)
+            producer.produce(topic, **message)  # type: ignore[arg-type]
 
 
 def _flush(producer: Producer) -> None:

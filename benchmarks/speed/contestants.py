@@ -23,7 +23,7 @@ from benchmarks.speed.topic_watch import (
     OutputTopic,
     TopicWatch,
 )
-from benchmarks.speed.watch import TableWatch, ledger_covered, spark_covered
+from benchmarks.speed.watch import Covered, TableWatch, ledger_covered, spark_covered
 from streaming_jobs.platform import java, ports
 from streaming_jobs.platform.jars import ensure, parse
 from streaming_jobs.runtime.session_options import supervised_command
@@ -74,6 +74,10 @@ class Assignment:
         create_topic(self.bootstrap, self.output)
         return TopicWatch(self.bootstrap, output=self.output, work=self.work, live=self.live, progress=progress)
 
+    def table_watch(self, table: Path, covered: Covered) -> TableWatch:
+        """The watch of a contestant that writes a Delta table."""
+        return TableWatch(table, self.work, covered, live=self.live)
+
 
 @dataclass(frozen=True)
 class Contestant(ABC):
@@ -116,7 +120,7 @@ class Recourse(Contestant):
         return Child(command, environment, assignment.folder / "output.log", 'event="stream started"')
 
     def watch(self, assignment: Assignment) -> Watch:
-        return TableWatch(assignment.folder / "home" / "tables" / assignment.work, assignment.work, ledger_covered)
+        return assignment.table_watch(assignment.folder / "home" / "tables" / assignment.work, ledger_covered)
 
 
 class RecourseTopics(Recourse):
@@ -142,7 +146,7 @@ class PlainSpark(Contestant):
 
     def watch(self, assignment: Assignment) -> Watch:
         covered = spark_covered(assignment.folder / "checkpoint")
-        return TableWatch(assignment.folder / "table", assignment.work, covered)
+        return assignment.table_watch(assignment.folder / "table", covered)
 
 
 class KafkaStreams(Contestant):

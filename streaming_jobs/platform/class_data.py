@@ -5,7 +5,7 @@ Java 17 and 21 write such a file when they end (`-XX:ArchiveClassesAtExit`) and 
 and 515): the classes are loaded and linked in it, and it has profiles of the methods, with which the compiler begins
 at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
 made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
-file; and of Arrow's options, which choose other code: profiles of the one make the other slower.
+file; and of options of Arrow and of Java's compiler: profiles of code that runs otherwise make it slower.
 `warm_up.py` makes them. A file takes 60 to 250 MB. Each environment has files of its own; those that were used last
 are kept, 2 GiB in all.
 """
@@ -22,7 +22,7 @@ from typing import Literal
 
 from streaming_jobs.platform import java
 from streaming_jobs.platform.jars import cache
-from streaming_jobs.platform.spark_jvm import module_options
+from streaming_jobs.platform.spark_jvm import LATER_SECOND_COMPILER, module_options
 from streaming_jobs.settings import Settings
 
 Kind = Literal["spark", "broker"]
@@ -46,6 +46,7 @@ def archive(settings: Settings, kind: Kind, jars: Iterable[Path]) -> Path:
     if kind == "spark":
         distribution = metadata.distribution("pyspark")
         parts += [distribution.version, str(distribution.locate_file("pyspark")), *module_options(used)]
+        parts.append(LATER_SECOND_COMPILER)
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return folder(settings) / f"{kind}-{name}{_AOT if used.major >= _AOT_SINCE else _CDS}"
 

@@ -26,6 +26,7 @@ from streaming_jobs.platform.processes.pandas_on_demand import pandas_on_demand
 from streaming_jobs.platform.spark_jvm import (
     CLASS_PATH,
     JAVA_OPTIONS,
+    LATER_SECOND_COMPILER,
     StartingJvm,
     check_types_by_one_call,
     collect_early,
@@ -478,7 +479,7 @@ def _java_options(settings: Settings, name: str, further: Sequence[str] = ()) ->
     own_files = (f"-Dlog4j2.configurationFile={file.as_uri()}", f"-XX:ErrorFile={folder / name}.crash.log")
     quoted = (f'"{option}"' for option in (*own_files, *further))
     heap = "" if _HEAP_OPTION.search(user_options) else _HEAP
-    options = (*quoted, collector, heap, "-XX:+ExitOnOutOfMemoryError", user_options)
+    options = (*quoted, collector, heap, LATER_SECOND_COMPILER, "-XX:+ExitOnOutOfMemoryError", user_options)
     return " ".join(option for option in options if option)
 
 

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -198,11 +197,15 @@ _MAIN = "org.apache.spark.deploy.SparkSubmit"
 _ANSWER = "answer"
 _POLL = 0.01
 _KILLED = 5.0
-_COMPILER, _GIVES_WAY, _LAST = "C2 CompilerThre", 10, 19
-"""The name of the threads of Java's second compiler (15 characters, as Linux keeps it), by how much their nice value is
-higher than that of others, and the highest one.
+LATER_SECOND_COMPILER = (
+    "-XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=4800 -XX:Tier4CompileThreshold=120000 "
+    "-XX:Tier4BackEdgeThreshold=160000"
+)
+"""Java's second compiler takes methods after 8 times the calls of its defaults, and loops after 4 times the turns.
 
-It uses as much CPU time in a start as Spark itself does, for code that is fast enough until there is data."""
+By default, it is busy for a minute on two cores with code of Spark's driver that runs now and then. What every record
+passes waits behind it, and a start shares the cores with it.
+"""
 
 MODULE_OPTIONS = (
     # Java 17 and 21 do not know all of them.
@@ -395,9 +398,7 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
 
     The file appears by a rename, so it is whole.
     """
-    giving_way = False
     while not file.exists():
-        giving_way = giving_way or _compiler_gives_way(process.pid)
         if process.poll() is not None:
             raise TransientError(
                 f"Spark's JVM ended while it started: {ended_by(process.returncode)}",
@@ -408,15 +409,3 @@ def _answer(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
     data = file.read_bytes()
     length = int.from_bytes(data[4:8])
     return int.from_bytes(data[:4]), data[8 : 8 + length].decode()
-
-
-def _compiler_gives_way(pid: int) -> bool:
-    """Let the JVM's second compiler use what CPU time others leave; False if its threads do not run yet. Linux only."""
-    found = False
-    with suppress(OSError):  # a thread has ended, or this is another system
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            if (task / "comm").read_text().rstrip() == _COMPILER:
-                nice = os.getpriority(os.PRIO_PROCESS, int(task.name)) + _GIVES_WAY
-                os.setpriority(os.PRIO_PROCESS, int(task.name), min(nice, _LAST))
-                found = True
-    return found

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-from streaming_jobs.platform.spark import launch
-from tests.conftest import SettingsFactory
 from tests.support.driver import until
 
 pytestmark = pytest.mark.spark
@@ -111,20 +108,14 @@ def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession
     assert "streaming_jobs.platform.processes.fork_server" in server.cmdline() and server.ppid() == os.getpid()
 
 
-def test_javas_second_compiler_gives_way_to_everybody_else(settings: SettingsFactory) -> None:
-    launched = launch(settings({"spark.extra": {}}), name="compilers")
-    try:
-        assert launched.jvm is not None
-        pid = launched.jvm.answer().process.pid
-        nice: dict[bool, set[int]] = {True: set(), False: set()}
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # it has ended
-                second_compiler = (task / "comm").read_text().startswith("C2")
-                nice[second_compiler].add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
-    finally:
-        launched.kill()
-    ours = os.getpriority(os.PRIO_PROCESS, 0)
-    assert nice == {True: {min(ours + 10, 19)}, False: {ours}}
+def test_javas_second_compiler_takes_methods_later_than_by_default(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    bean = jvm.java.lang.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
+    hotspot = jvm.java.lang.management.ManagementFactory.getPlatformMXBean(bean)
+    calls = {
+        name: int(hotspot.getVMOption(name).getValue()) for name in ("Tier3CompileThreshold", "Tier4CompileThreshold")
+    }
+    assert calls == {"Tier3CompileThreshold": 2000, "Tier4CompileThreshold": 120_000}
 
 
 def test_no_process_has_looked_for_data_sources(spark: SparkSession) -> None:
