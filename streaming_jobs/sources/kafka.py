@@ -23,7 +23,7 @@ from streaming_jobs.sources.base import Archive, Aside, Span, TopicReader
 from streaming_jobs.sources.connection import SessionSchemas, is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
-from streaming_jobs.sources.range_reader import RangeReader
+from streaming_jobs.sources.range_reader import RangeReader, no_search_for_cycles
 from streaming_jobs.sources.read_times import ReadTimes
 from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
@@ -134,7 +134,7 @@ class TopicReading(Reading[Planner]):
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the records of a part's ranges, by a reader of this process that read for the same source before."""
         assert isinstance(part, RangePartition)
-        with connected(self.clients, self.client, self.name, self.source) as reader:
+        with connected(self.clients, self.client, self.name, self.source) as reader, no_search_for_cycles():
             times, spans = ReadTimes(), self.void.clipped(part.spans)
             found = read_ranges(reader, spans, BLOCK, self.archive, part.first, self.first_offsets)
             for records in times.each_read(found):
