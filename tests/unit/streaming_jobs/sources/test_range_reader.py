@@ -5,6 +5,7 @@ A worker keeps its readers: each reads one topic for one source. tests/broker re
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -348,6 +349,25 @@ def test_a_reader_is_kept_for_its_source_and_topic_alone(client: Path) -> None:
     assert Reader.made == ["a", "b"]
     run(client, "a", "kafka-refused-records")
     assert Reader.made == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_of_cycles_rests_while_a_task_reads(
+    client: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    seen: list[bool] = []
+
+    def read(*_: Any) -> Iterator[Any]:
+        seen.append(gc.isenabled())
+        return iter(())
+
+    monkeypatch.setattr(Reader, "read", read)
+    (gc.enable if before else gc.disable)()
+    try:
+        run(client, "a")
+        assert (seen, gc.isenabled()) == ([False], before)
+    finally:
+        gc.enable()
 
 
 def test_readers_of_a_session_that_has_ended_are_closed(client: Path) -> None:
