@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -163,11 +162,9 @@ def _matches(frame: DataFrame, key: str | Mapping[str, Any]) -> Column:
 
 
 def _figures(spark: SparkSession, checkpoint: Checkpoint, at: int, before: int, store: StateStore) -> StoreFigures:
-    frame, frame_before = _frame(spark, checkpoint, at, store), _frame(spark, checkpoint, before, store)
-    with ThreadPoolExecutor(1, "earlier state") as beside:  # a store of one partition is read by one task
-        counted = beside.submit(frame_before.count) if before < at else None
-        rows = [row["count"] for row in frame.groupBy("partition_id").count().collect()]
-        earlier = sum(rows) if counted is None else counted.result()
+    frame = _frame(spark, checkpoint, at, store)
+    rows = [row["count"] for row in frame.groupBy("partition_id").count().collect()]
+    earlier = _frame(spark, checkpoint, before, store).count() if before < at else sum(rows)
     columns = {f.name: f.dataType.simpleString() for f in frame.schema.fields if f.name != "partition_id"}
     size = sum(each.st_size for _, each in files_below(checkpoint.folder / "state" / str(store.operator)))
     return StoreFigures(store, columns, sum(rows), size, max(rows, default=0), before, earlier)
