@@ -150,13 +150,17 @@ def _producer(bootstrap: str, *, linger_ms: int, **more: str) -> Producer:
 
 
 def _send(producer: Producer, topic: str, messages: Sequence[Mapping[str, object]]) -> None:
-    """Waits for the broker while the producer's queue is full; raises BufferError if that lasts."""
+    """Waits while the producer's queue is full; raises BufferError if that lasts."""
+    deadline = time.monotonic() + _WAIT
     for message in messages:
-        try:
-            producer.produce(topic, **message)  # type: ignore[arg-type]
-        except BufferError:
-            producer.flush(_WAIT)
-            producer.produce(topic, **message)  # type: ignore[arg-type]
+        while True:
+            try:
+                producer.produce(topic, **message)  # type: ignore[arg-type]
+                break
+            except BufferError:
+                if time.monotonic() > deadline:
+                    raise
+                producer.poll(0.1)
 
 
 def _flush(producer: Producer) -> None:

@@ -5,7 +5,7 @@ Java 17 and 21 write such a file when they end (`-XX:ArchiveClassesAtExit`) and 
 and 515): the classes are loaded and linked in it, and it has profiles of the methods, with which the compiler begins
 at once. Either is used only after Java has checked that it is the Java, and the class path the one, that the file was
 made with; otherwise it starts without. The file's name has a hash of both, so another Java or other jars have another
-file; and of options of Arrow and of Java's compiler: profiles of code that runs otherwise make it slower.
+file; and of options of Arrow and of Java's compiler: profiles recorded with others make code slower.
 `warm_up.py` makes them. A file takes 60 to 250 MB. Each environment has files of its own; those that were used last
 are kept, 2 GiB in all.
 """

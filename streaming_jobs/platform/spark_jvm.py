@@ -203,8 +203,8 @@ LATER_SECOND_COMPILER = (
 )
 """Java's second compiler takes methods after 8 times the calls of its defaults, and loops after 4 times the turns.
 
-By default, it is busy for a minute on two cores with code of Spark's driver that runs now and then. What every record
-passes waits behind it, and a start shares the cores with it.
+By default, the compiler is busy for a minute on two cores with code of Spark's driver that runs now and then. The code
+that every record passes waits in its queue meanwhile, and a starting session shares the cores with the compiler.
 """
 
 MODULE_OPTIONS = (

@@ -339,9 +339,10 @@ class RangeReader:
 
 @contextmanager
 def no_search_for_cycles() -> Iterator[None]:
-    """Let Python's cyclic garbage collector rest.
+    """Let the cyclic garbage collector of this process rest.
 
-    It would traverse every message several times, a seventh of the time of a task, and a message is in no cycle.
+    It would traverse every message several times, a seventh of a task's time in Python. What is in a cycle, and no
+    message is, stays until the end: for a task at most.
     """
     if not gc.isenabled():
         yield

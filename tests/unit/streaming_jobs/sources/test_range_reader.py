@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -352,19 +353,23 @@ def test_a_reader_is_kept_for_its_source_and_topic_alone(client: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
 def test_the_collector_of_cycles_rests_while_a_task_reads(
-    client: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+    client: Path, monkeypatch: pytest.MonkeyPatch, before: bool, fails: bool
 ) -> None:
     seen: list[bool] = []
 
     def read(*_: Any) -> Iterator[Any]:
         seen.append(gc.isenabled())
+        if fails:
+            raise OffsetsLost("records are gone", "see the status")
         return iter(())
 
     monkeypatch.setattr(Reader, "read", read)
     (gc.enable if before else gc.disable)()
     try:
-        run(client, "a")
+        with pytest.raises(OffsetsLost) if fails else nullcontext():
+            run(client, "a")
         assert (seen, gc.isenabled()) == ([False], before)
     finally:
         gc.enable()
