@@ -150,16 +150,12 @@ def _producer(bootstrap: str, *, linger_ms: int, **more: str) -> Producer:
 
 
 def _send(producer: Producer, topic: str, messages: Sequence[Mapping[str, object]]) -> None:
-    """Waits while the producer's queue is full; raises BufferError if that lasts."""
-    deadline = time.monotonic() + _WAIT
     for message in messages:
         while True:
             try:
                 producer.produce(topic, **message)  # type: ignore[arg-type]
                 break
-            except BufferError:
-                if time.monotonic() > deadline:
-                    raise
+            except BufferError:  # the queue is full: it empties by acknowledgement, or by the deadline of its records
                 producer.poll(0.1)
 
 

@@ -24,7 +24,7 @@ from benchmarks.processes import Follower
 from benchmarks.speed.records import COLUMNS, Work
 from streaming_jobs.ledger.entry import LedgerEntry
 
-_LIVE_LOOK_EVERY, _LOOK_EVERY = 0.002, 0.02
+_LOOK_EVERY_LIVE, _LOOK_EVERY_BACKLOG = 0.002, 0.02
 _FILE_SECONDS = 5.0
 SEEN = "seen"
 """Column of the time (s since 1970) at which a row was readable."""
@@ -56,7 +56,7 @@ class TableWatch:
         self._table, self._work, self._covered = table, work, covered
         self._commits: list[tuple[float, list[str]]] = []
         self._next = self._rows = self._changes = 0
-        follower = Follower(self._look, _LIVE_LOOK_EVERY if live else _LOOK_EVERY)
+        follower = Follower(self._look, _LOOK_EVERY_LIVE if live else _LOOK_EVERY_BACKLOG)
         self.start, self.check, self.stop = follower.start, follower.check, follower.stop
 
     def _look(self) -> None:
@@ -126,4 +126,4 @@ def _actions(path: Path) -> list[Action]:
                 raise
         if time.monotonic() > deadline:
             raise ValueError(f"{path} stayed empty")
-        time.sleep(_LIVE_LOOK_EVERY)
+        time.sleep(_LOOK_EVERY_LIVE)

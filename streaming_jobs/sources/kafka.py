@@ -7,6 +7,7 @@ Nothing secret travels: a reading knows the path of a file that holds the proper
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from streaming_jobs.sources.base import Archive, Aside, Span, TopicReader
 from streaming_jobs.sources.connection import SessionSchemas, is_client_gone, read_client_file
 from streaming_jobs.sources.data_source import FrameSource, Reading, Split
 from streaming_jobs.sources.planner import FETCH_AHEAD, Planner
-from streaming_jobs.sources.range_reader import RangeReader, no_search_for_cycles
+from streaming_jobs.sources.range_reader import RangeReader
 from streaming_jobs.sources.read_times import ReadTimes
 from streaming_jobs.sources.record_blocks import LARGEST_MS, RecordBlocks, first_reads
 from streaming_jobs.sources.void_ranges import NO_VOID, VoidRanges
@@ -160,6 +161,22 @@ def connected(clients: TopicClients, client: Location, purpose: Hashable, topic:
         raise
     if _readers.setdefault(key, reader) is not reader:
         reader.close()
+
+
+@contextmanager
+def no_search_for_cycles() -> Iterator[None]:
+    """Let the cyclic garbage collector of this process rest.
+
+    It would traverse every message several times, a seventh of a task's time in Python. What is in a cycle, and no
+    message is, stays until the end: for a task at most.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _close_old() -> None:

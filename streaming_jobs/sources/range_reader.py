@@ -10,7 +10,6 @@ The consumer belongs to no group that commits: the checkpoint holds the position
 
 from __future__ import annotations
 
-import gc
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -335,23 +334,6 @@ class RangeReader:
             yield
         except KafkaException as error:
             raise self._failed(error.args[0]) from error
-
-
-@contextmanager
-def no_search_for_cycles() -> Iterator[None]:
-    """Let the cyclic garbage collector of this process rest.
-
-    It would traverse every message several times, a seventh of a task's time in Python. What is in a cycle, and no
-    message is, stays until the end: for a task at most.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def consumer_config(config: Mapping[str, Any], failures: Failures, fetch_ahead: int) -> dict[str, Any]:
