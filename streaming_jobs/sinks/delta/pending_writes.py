@@ -44,7 +44,7 @@ class ArrowAppend(DeltaWrite):
     def commit(self, entry: LedgerEntry) -> int | None:
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
-                written = column_bounds.writer_properties(self.sink.schema)
+                written = column_bounds.writer_properties(self.sink.schema, rows=self.table)
                 with self.writing():
                     write_deltalake(
                         handle, self.table, mode="append", writer_properties=written, commit_properties=properties
