@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -37,6 +39,10 @@ import org.apache.spark.sql.internal.SQLConf;
 import scala.Option;
 
 public class CollectedRows {
+    public boolean reaches(String file) {
+        return new java.io.File(file).canWrite();
+    }
+
     /** Writes the rows as an Arrow stream; returns whether its types are large ones, and the schema in Spark's JSON. */
     public String write(Object of, String file) throws Exception {
         Dataset frame = (Dataset) of;
@@ -89,14 +95,21 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 def _written(collected: Any, frame: DataFrame) -> pa.Table:
     import pyarrow as pa
 
-    memory = os.memfd_create("rows", os.MFD_CLOEXEC)
-    try:
-        large, schema = str(collected.write(frame._jdf, f"/proc/{os.getpid()}/fd/{memory}")).split("\n", 1)
+    with _memory() as (memory, path):
+        large, schema = str(collected.write(frame._jdf, path)).split("\n", 1)
         stream = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(memory)
     with pa.ipc.open_stream(pa.py_buffer(stream)) as batches:
         return batches.read_all().cast(_arrow_schema(schema, large=large == "true"))
+
+
+@contextmanager
+def _memory() -> Iterator[tuple[int, str]]:
+    """Memory of this process: its file descriptor, and the path by which another process opens it."""
+    memory = os.memfd_create("rows", os.MFD_CLOEXEC)
+    try:
+        yield memory, f"/proc/{os.getpid()}/fd/{memory}"
+    finally:
+        os.close(memory)
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +127,7 @@ def _arrow_schema(schema: str, *, large: bool) -> pa.Schema:
 
 
 _BY_GATEWAY: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The object of each JVM; None for a JVM that has no such interface."""
+"""The object of each JVM; None for a JVM that has no such interface, or may not open this process's memory."""
 
 
 def _collected_rows(session: Any) -> Any:
@@ -123,8 +136,11 @@ def _collected_rows(session: Any) -> Any:
         try:
             from pyspark.sql.types import _parse_datatype_json_string  # noqa: F401 - PySpark does not promise it
 
-            os.memfd_create  # noqa: B018 - Linux alone has it
-            _BY_GATEWAY[gateway] = new_object(session, "CollectedRows", _COLLECTED_ROWS)
+            collected = new_object(session, "CollectedRows", _COLLECTED_ROWS)
+            with _memory() as (_, path):
+                if not collected.reaches(path):
+                    raise PermissionError("the JVM may not open the memory of this process")
+            _BY_GATEWAY[gateway] = collected
         except Exception as error:  # noqa: BLE001 - only speed is lost
             log.info("rows are collected by PySpark's own way", reason=str(error)[:300])
             _BY_GATEWAY[gateway] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_fails_raises_what_pyspark_raises(spark: SparkSession) -> None:
     assert to_arrow(spark.range(3)).num_rows == 3, "the next frame is collected"
 
 
-@pytest.mark.parametrize("lacks", ["class", "name"])
+@pytest.mark.parametrize("lacks", ["class", "name", "right to open memory of this process"])
 def test_without_the_private_interface_rows_are_collected_in_pysparks_own_way(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
@@ -84,6 +84,8 @@ def test_without_the_private_interface_rows_are_collected_in_pysparks_own_way(
 
     if lacks == "class":
         monkeypatch.setattr(collected, "new_object", no_class)
+    elif lacks != "name":
+        monkeypatch.setattr(collected, "_memory", lambda: nullcontext((0, "/proc/self/fd/0/none")))
     else:
         monkeypatch.delattr(types, "_parse_datatype_json_string")
     monkeypatch.setattr(collected, "_BY_GATEWAY", WeakKeyDictionary())
