@@ -28,7 +28,6 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
@@ -43,9 +42,6 @@ _ROUNDED = frozenset({"decimal", "float", "double"})
 _FLOATS = frozenset({"float", "double"})
 _ZSTD_LEVEL = 4  # deltalake's default when it compacts
 _AT_MOST = 32
-_SAMPLE = 4_096
-"""Rows of a file, from all over it; of 20,000 equally frequent values, nine in ten of them have one of their own."""
-_HARDLY_REPEATED = 0.9
 _NAME = re.compile(r"`([^`]+)`|([^`,\s][^`,]*)")
 
 
@@ -120,19 +116,18 @@ def decode(value: str) -> tuple[str, ...]:
 
 
 def writer_properties(
-    schema: StructType, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY", *, rows: pa.Table | None = None
+    schema: StructType, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY", *, without_dictionary: Iterable[str] = ()
 ) -> WriterProperties:
     """Settings for the Parquet files that deltalake writes: no statistics of floats, otherwise its defaults.
 
-    Only top-level columns can be named, so with a float inside of a struct no nested column has statistics. Columns
-    with hardly a value twice in `rows`, those of the file, have no dictionary.
+    Only top-level columns can be named, so with a float inside of a struct no nested column has statistics.
     """
     floats = [field.name for field in schema.fields if field.dataType.typeName() in _FLOATS]
     nested = any(kind in _FLOATS for field in schema.fields for _, kind in _inside(field.dataType))
     plain = [field.name for field in schema.fields if not _is_nested(field.dataType) and field.name not in floats]
     without, having = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="PAGE")
     columns = {**dict.fromkeys(floats, without), **(dict.fromkeys(plain, having) if nested else {})}
-    for name in [] if rows is None else high_cardinality(rows):
+    for name in without_dictionary:
         statistics = columns[name].statistics_enabled if name in columns else None
         columns[name] = ColumnProperties(statistics_enabled=statistics, dictionary_enabled=False)
     return WriterProperties(
@@ -141,18 +136,6 @@ def writer_properties(
         default_column_properties=without if nested else None,
         column_properties=columns,
     )
-
-
-def high_cardinality(rows: pa.Table) -> list[str]:
-    """The columns, without nested ones, of whose values hardly any repeats in a sample; none of few rows.
-
-    A dictionary makes them no smaller in Parquet, and takes most of the time in which the file is written.
-    """
-    if rows.num_rows < _SAMPLE:
-        return []
-    sample = rows.take(np.linspace(0, rows.num_rows - 1, _SAMPLE, dtype=np.int64))
-    able = [field.name for field in sample.schema if not pa.types.is_nested(field.type)]
-    return [name for name in able if pc.count_distinct(sample[name]).as_py() > _HARDLY_REPEATED * _SAMPLE]
 
 
 def _is_nested(kind: DataType) -> bool:

@@ -14,6 +14,7 @@ from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds
+from streaming_jobs.sinks.delta.encodings import almost_distinct
 from streaming_jobs.sinks.delta.upsert_order import FLAGS, Clauses, clauses, order_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class ArrowAppend(DeltaWrite):
     def commit(self, entry: LedgerEntry) -> int | None:
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
-                written = column_bounds.writer_properties(self.sink.schema, rows=self.table)
+                plain = almost_distinct(self.table)
+                written = column_bounds.writer_properties(self.sink.schema, without_dictionary=plain)
                 with self.writing():
                     write_deltalake(
                         handle, self.table, mode="append", writer_properties=written, commit_properties=properties

@@ -31,7 +31,7 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.delta import refused_rows
-from streaming_jobs.sinks.delta.column_bounds import high_cardinality
+from streaming_jobs.sinks.delta.encodings import almost_distinct
 from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, named
 from streaming_jobs.sinks.delta.parquet import partition_folder
 from streaming_jobs.sinks.delta.upsert_order import (
@@ -342,7 +342,7 @@ class Files:
                 rows.schema,
                 compression="snappy",
                 write_statistics=plain,
-                use_dictionary=_with_dictionary(rows),
+                use_dictionary=_dictionary_columns(rows),
             )
             self._written.append(path_below(path, self.table))
         self._writer.write_table(rows)
@@ -360,11 +360,11 @@ class Files:
         self.seconds += time.monotonic() - began
 
 
-def _with_dictionary(rows: pa.Table) -> list[str] | bool:
-    """The columns that have one; all, if there are nested ones, whose fields pyarrow would want named."""
+def _dictionary_columns(rows: pa.Table) -> list[str] | bool:
+    """Those of a file that begins with these rows; all, if there are nested ones, whose fields pyarrow wants named."""
     if any(pa.types.is_nested(f.type) for f in rows.schema):
         return True
-    without = high_cardinality(rows)
+    without = almost_distinct(rows)
     return [name for name in rows.column_names if name not in without]
 
 

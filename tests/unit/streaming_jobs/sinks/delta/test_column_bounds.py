@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, Schema, write_deltalake
-from pyspark.sql.types import DecimalType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
 from reprocessing.stages.publish import _publish
 from streaming_jobs.ledger.entry import LedgerEntry
@@ -21,7 +20,6 @@ from streaming_jobs.sinks.delta.content import DeltaContent, content_of
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.parquet import add_actions
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend, ArrowMerge, ParquetAppend
-from streaming_jobs.sinks.delta.row_engine import Files
 from streaming_jobs.sinks.delta.sink import DeltaSink
 from streaming_jobs.sinks.delta.store import ensure_sink
 from streaming_jobs.sinks.delta.table_files import table_files
@@ -182,35 +180,6 @@ def test_names_of_any_kind_are_followed_by_deltalake(home: Settings, names: tupl
     actions = pa.table(sink.handle.get_add_actions(flatten=True))
     assert {f"min.{name}" for name in sink.bounded} <= set(actions.column_names)
     assert column_bounds.decode("a, `b c`,d") == ("a", "b c", "d")
-
-
-@pytest.mark.parametrize("by_task", [False, True])
-def test_columns_whose_values_hardly_repeat_have_no_dictionary_and_their_statistics(
-    home: Settings, *, by_task: bool
-) -> None:
-    count = 10_000
-    id_, name = pa.array(range(count), pa.int64()), [f"name {number}" for number in range(count)]
-    rows = pa.table({"id": id_, "name": name, "share": pa.array(range(count), pa.float64()), "n": pc.divide(id_, 10)})
-    columns = {"id": LongType(), "name": StringType(), "share": DoubleType(), "n": LongType()}
-    sink = make(home, schema=StructType([StructField(column, kind) for column, kind in columns.items()]))
-    if by_task:
-        files = Files(sink.path, sink.path / "g1")
-        files.add("", rows)
-        (path,) = files.close()
-    else:
-        ArrowAppend(sink, rows).commit(entry(0))
-        (path,) = table_files(sink.path, sink.handle.version())
-    group = pq.read_metadata(sink.path / path).row_group(0)
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    assert [chunk.path_in_schema for chunk in chunks if chunk.dictionary_page_offset is not None] == ["n"]
-    assert [chunk.path_in_schema for chunk in chunks if chunk.statistics is not None] == ["id", "name", "n"]
-    assert pq.read_table(sink.path / path)["id"].to_pylist() == id_.to_pylist()
-
-
-def test_few_rows_have_dictionaries_whatever_they_are() -> None:
-    assert column_bounds.high_cardinality(pa.table({"id": range(4_095)})) == []
-    inside = pa.array([{"n": number} for number in range(5_000)])
-    assert column_bounds.high_cardinality(pa.table({"inside": inside, "flag": [True, False] * 2_500})) == []
 
 
 def test_what_was_set_by_hand_is_replaced_by_what_is_true(home: Settings) -> None:
