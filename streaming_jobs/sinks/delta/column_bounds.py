@@ -115,9 +115,7 @@ def decode(value: str) -> tuple[str, ...]:
     return tuple(quoted or plain.strip() for quoted, plain in _NAME.findall(value))
 
 
-def writer_properties(
-    schema: StructType, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY", *, without_dictionary: Iterable[str] = ()
-) -> WriterProperties:
+def writer_properties(schema: StructType, compression: Literal["SNAPPY", "ZSTD"] = "SNAPPY") -> WriterProperties:
     """Settings for the Parquet files that deltalake writes: no statistics of floats, otherwise its defaults.
 
     Only top-level columns can be named, so with a float inside of a struct no nested column has statistics.
@@ -126,15 +124,11 @@ def writer_properties(
     nested = any(kind in _FLOATS for field in schema.fields for _, kind in _inside(field.dataType))
     plain = [field.name for field in schema.fields if not _is_nested(field.dataType) and field.name not in floats]
     without, having = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="PAGE")
-    columns = {**dict.fromkeys(floats, without), **(dict.fromkeys(plain, having) if nested else {})}
-    for name in without_dictionary:
-        statistics = columns[name].statistics_enabled if name in columns else None
-        columns[name] = ColumnProperties(statistics_enabled=statistics, dictionary_enabled=False)
     return WriterProperties(
         compression=compression,
         compression_level=_ZSTD_LEVEL if compression == "ZSTD" else None,
         default_column_properties=without if nested else None,
-        column_properties=columns,
+        column_properties={**dict.fromkeys(floats, without), **(dict.fromkeys(plain, having) if nested else {})},
     )
 
 

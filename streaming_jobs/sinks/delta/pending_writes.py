@@ -14,7 +14,6 @@ from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds
-from streaming_jobs.sinks.delta.encodings import almost_distinct
 from streaming_jobs.sinks.delta.upsert_order import FLAGS, Clauses, clauses, order_of
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ class ArrowAppend(DeltaWrite):
     def commit(self, entry: LedgerEntry) -> int | None:
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
-                plain = almost_distinct(self.table)
-                written = column_bounds.writer_properties(self.sink.schema, without_dictionary=plain)
+                written = column_bounds.writer_properties(self.sink.schema)
                 with self.writing():
                     write_deltalake(
                         handle, self.table, mode="append", writer_properties=written, commit_properties=properties

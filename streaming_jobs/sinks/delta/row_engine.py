@@ -31,7 +31,6 @@ from streaming_jobs.declare.table import DeclaredTable
 from streaming_jobs.sinks import row_rules
 from streaming_jobs.sinks.base import RuleOutcome
 from streaming_jobs.sinks.delta import refused_rows
-from streaming_jobs.sinks.delta.encodings import almost_distinct
 from streaming_jobs.sinks.delta.fitting import ORDER, PLACE, as_returned, named
 from streaming_jobs.sinks.delta.parquet import partition_folder
 from streaming_jobs.sinks.delta.upsert_order import (
@@ -337,13 +336,7 @@ class Files:
             # As in `column_bounds.writer_properties`: statistics of floats would hide NaN, and of nested ones too.
             plain = [f.name for f in rows.schema if not pa.types.is_nested(f.type) and not pa.types.is_floating(f.type)]
             self._output = opened_for_writing(path)
-            self._writer = pq.ParquetWriter(
-                self._output,
-                rows.schema,
-                compression="snappy",
-                write_statistics=plain,
-                use_dictionary=_dictionary_columns(rows),
-            )
+            self._writer = pq.ParquetWriter(self._output, rows.schema, compression="snappy", write_statistics=plain)
             self._written.append(path_below(path, self.table))
         self._writer.write_table(rows)
         self._waiting.clear()
@@ -358,14 +351,6 @@ class Files:
                 self._output.close()
             self._writer = self._output = None
         self.seconds += time.monotonic() - began
-
-
-def _dictionary_columns(rows: pa.Table) -> list[str] | bool:
-    """Those of a file that begins with these rows; all, if there are nested ones, whose fields pyarrow wants named."""
-    if any(pa.types.is_nested(f.type) for f in rows.schema):
-        return True
-    without = almost_distinct(rows)
-    return [name for name in rows.column_names if name not in without]
 
 
 def partitions_of(rows: pa.Table, names: Sequence[str], values: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
