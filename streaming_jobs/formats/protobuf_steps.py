@@ -235,10 +235,10 @@ class FieldStep:
             return self._list(lanes), np.zeros(len(lanes), np.bool_)
         mark = self.mark(self.value.wire)
         there = begins & ~lanes.bad
-        rows = np.flatnonzero(there)
-        if len(rows) == len(lanes):
+        if there.all():
             lanes.skip(len(mark))
             return self.value.of(lanes), there
+        rows = np.flatnonzero(there)
         chosen = lanes.some(rows)
         chosen.skip(len(mark))
         piece = self.value.of(chosen)
@@ -340,7 +340,7 @@ class MessageSteps:
         seen: dict[str, np.ndarray] = {}
         for each in self.fields:
             begins = each.begins(lanes)
-            if self._skip_unknown(lanes, each.number, begins):
+            if not begins.all() and self._skip_unknown(lanes, each.number, begins):
                 begins = each.begins(lanes)
             built[each.name], there = each.column(lanes, begins)
             if each.oneof:
