@@ -9,11 +9,13 @@ Spark's job for many of them; an unreadable expectation ends GX's whole run, and
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from traceback import walk_stack
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from quality.expectations import ORDER, NamedExpectation
@@ -74,6 +76,7 @@ def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
         ProgressBarsConfig,
     )
 
+    _seek_callers_quickly()
     configuration = DataContextConfig(
         store_backend_defaults=InMemoryStoreBackendDefaults(),  # without a site of pages, which would be in /tmp
         analytics_enabled=False,
@@ -97,6 +100,33 @@ def _run(frame: Frame, expectations: Sequence[Any]) -> dict[int, Any]:
         },
     )
     return {int(each.expectation_config.meta[ORDER]): each for each in validated.results}
+
+
+class Caller(NamedTuple):
+    """What GX reads of a frame of the stack."""
+
+    filename: str
+    function: str
+
+
+SOUGHT = "get_metrics"
+
+
+def sought_callers() -> list[Caller]:
+    """The functions on the stack with the name for which GX looks."""
+    codes = (frame.f_code for frame, _ in walk_stack(inspect.currentframe()))
+    return [Caller(code.co_filename, code.co_name) for code in codes if code.co_name == SOUGHT]
+
+
+def _seek_callers_quickly() -> None:
+    """GX looks for a function of its own on the stack at each decimal that it converts: for a mean, all of a column.
+
+    `inspect.stack` takes 3 to 70 ms each time, since it also looks for modules and lines of source.
+    """
+    from great_expectations import util
+
+    if getattr(util, "stack", None) is inspect.stack:
+        util.stack = sought_callers
 
 
 def _read_safely(named: NamedExpectation, result: Any, positions: Positions) -> Evaluated:
