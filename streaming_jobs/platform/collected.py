@@ -39,7 +39,7 @@ import org.apache.spark.sql.internal.SQLConf;
 import scala.Option;
 
 public class CollectedRows {
-    public boolean reaches(String file) {
+    public boolean canWrite(String file) {
         return new java.io.File(file).canWrite();
     }
 
@@ -138,7 +138,7 @@ def _collected_rows(session: Any) -> Any:
 
             collected = new_object(session, "CollectedRows", _COLLECTED_ROWS)
             with _memory() as (_, path):
-                if not collected.reaches(path):
+                if not collected.canWrite(path):
                     raise PermissionError("the JVM may not open the memory of this process")
             _BY_GATEWAY[gateway] = collected
         except Exception as error:  # noqa: BLE001 - only speed is lost

@@ -84,10 +84,10 @@ def test_without_the_private_interface_rows_are_collected_in_pysparks_own_way(
 
     if lacks == "class":
         monkeypatch.setattr(collected, "new_object", no_class)
-    elif lacks != "name":
-        monkeypatch.setattr(collected, "_memory", lambda: nullcontext((0, "/proc/self/fd/0/none")))
-    else:
+    elif lacks == "name":
         monkeypatch.delattr(types, "_parse_datatype_json_string")
+    else:
+        monkeypatch.setattr(collected, "_memory", lambda: nullcontext((0, "/proc/self/fd/0/none")))
     monkeypatch.setattr(collected, "_BY_GATEWAY", WeakKeyDictionary())
     with capture_logs() as logged:
         rows = [to_arrow(spark.range(3)).num_rows for _ in range(2)]

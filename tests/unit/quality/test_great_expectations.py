@@ -39,4 +39,5 @@ def test_the_function_that_gx_looks_for_is_found_on_the_stack() -> None:
 
     assert sought_callers() == []
     assert get_metrics() == [(__file__, "get_metrics")]
+    assert inspect.getsource(util).count("stack()") == 1, "GX reads the stack for something else too"
     assert f'"{SOUGHT}"' in inspect.getsource(util.convert_decimal_to_float), "GX looks for another function"
