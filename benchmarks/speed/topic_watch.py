@@ -40,7 +40,7 @@ _PASSING = {
 """Errors of a new broker or a new topic, which pass."""
 _SAME_CHECKPOINT = 0.25
 _LOOK_FOR_TOPIC_EVERY = 0.25
-_PROGRESS_EVERY, _READ_EVERY = 0.02, 0.001
+_PROGRESS_EVERY, _READ_WAIT = 0.02, 0.05
 
 
 def _consumer(bootstrap: str, group: str, isolation: str) -> Consumer:
@@ -255,7 +255,7 @@ class TopicWatch:
         self._live_reader = _reader(bootstrap, output) if live else None
         self._followers = [Follower(self._look, _PROGRESS_EVERY)]
         if live:
-            self._followers.append(Follower(self._read, _READ_EVERY))
+            self._followers.append(Follower(self._read, 0))
 
     def start(self) -> None:
         for follower in self._followers:
@@ -282,7 +282,9 @@ class TopicWatch:
 
     def _read(self) -> None:
         assert self._live_reader is not None
-        while (message := self._live_reader.poll(0)) is not None:
+        wait = _READ_WAIT  # in librdkafka: to look every millisecond took a tenth of a core
+        while (message := self._live_reader.poll(wait)) is not None:
+            wait = 0
             if message.error() is None:
                 self._seen.append(time.time())
                 self._values.append(message.value() or b"")

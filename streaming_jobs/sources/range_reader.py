@@ -1,5 +1,9 @@
 """Ranges of offsets, read with one consumer; it fetches ahead what follows, for the next range.
 
+While a topic is followed whose partitions have some new records for each batch, they are fetched when they are asked
+for. To fetch ahead then means a request for each few records that arrive, which keeps the broker busy: a third of a
+core with 2,000 records per second (docs/speed.md).
+
 Offsets have gaps: transaction markers, records of aborted transactions, compacted records. So a range is complete when
 a record at or behind its end was seen, or when the broker reports that the partition ends there
 (`enable.partition.eof`), and never by counting records. A partition whose end is not reached within the deadline is an
@@ -30,6 +34,12 @@ from streaming_jobs.text import commands
 _SLICE = 0.1
 _FIRST = 1.0
 _AHEAD = 20_000
+_PROMPT = 0.1
+"""Seconds within which records come to a consumer that begins to fetch; if they do not, it fetches ahead."""
+_FEW, _FEW_BYTES = 1_000, 256 << 10
+"""Records of a partition, and bytes of their values, that one answer surely holds; behind more, others may wait."""
+_FETCHED_AHEAD = 100
+"""Calls of `follow` after which a broker that was not prompt is tried again."""
 MOST_BYTES = 64 << 20
 """Bytes of values that are held at a time, about: of one part of a range, or of the records that were fetched ahead."""
 
@@ -114,6 +124,9 @@ class RangeReader:
     _partitions: dict[int, _Partition] = field(default_factory=dict, init=False)
     _failures: Failures = field(init=False)
     _refusal: str = field(default="", init=False)
+    _resting: bool = field(default=False, init=False)
+    """The consumer fetches nothing until it has to receive."""
+    _fetch_ahead_for: int = field(default=0, init=False)
     _wanted: Collection[int] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +169,9 @@ class RangeReader:
         together. Stops receiving at about `most` records, or MOST_BYTES; they stay for `read`. An idle topic and a
         broker that is away look the same from here.
         """
+        rested, began = self._resting, self.monotonic()
         self._position(positions)
+        before = {partition: there.next for partition, there in self._partitions.items()}
         for partition in [p for p in self._partitions if p not in positions]:
             self._drop(partition)
         until = self.monotonic() + _FIRST
@@ -166,7 +181,48 @@ class RangeReader:
             self._receive(1, wait)
         while not self._full(most) and self._receive(most, 0):
             pass
+        if rested:
+            self._await_others(before, most, began)
+        self._rest(before, most)
         return {partition: self._partitions[partition].next for partition in positions}
+
+    def _await_others(self, before: Mapping[int, int], most: int, began: float) -> None:
+        """Receive from the partitions that have not answered since they were `before`, for a moment."""
+
+        def answered(partition: int) -> bool:
+            there = self._partitions[partition]
+            return there.next > before[partition] or there.end is not None
+
+        while self.buffered and not self._full(most) and not all(map(answered, self._partitions)):
+            left = began + _PROMPT - self.monotonic()
+            if left <= 0:
+                break
+            self._receive(1, left)
+            self._receive(most, 0)
+        if self.monotonic() - began > _PROMPT:
+            self._fetch_ahead_for = _FETCHED_AHEAD
+
+    def _rest(self, before: Mapping[int, int], most: int) -> None:
+        """Stop fetching until it has to receive, if each partition had some new records, and none has more of them."""
+
+        def had_some(partition: int) -> bool:
+            there = self._partitions[partition]
+            return there.next > before[partition] and len(there.ahead) < _FEW and there.size < _FEW_BYTES
+
+        self._fetch_ahead_for = max(self._fetch_ahead_for - 1, 0)
+        if self._fetch_ahead_for or self._full(most) or not all(map(had_some, self._partitions)):
+            return
+        places = [TopicPartition(kafka_name(self.topic), partition) for partition in self._partitions]
+        with self._translated():
+            self._open().incremental_unassign(places)
+        self._resting = True
+
+    def _fetch_on(self) -> None:
+        """Fetch all partitions from where they are."""
+        starts = [TopicPartition(kafka_name(self.topic), p, there.next) for p, there in self._partitions.items()]
+        with self._translated():
+            self._open().incremental_assign(starts)
+        self._resting = False
 
     @property
     def buffered(self) -> int:
@@ -181,10 +237,12 @@ class RangeReader:
         """Stop fetching; the connection stays."""
         for partition in list(self._partitions):
             self._drop(partition)
+        self._resting = False
 
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
         self._partitions.clear()
+        self._resting = False
         if consumer is not None:
             consumer.close()
 
@@ -201,7 +259,9 @@ class RangeReader:
                 self._drop(partition)
             self._partitions[partition] = _Partition(start, start)
             new.append(TopicPartition(kafka_name(self.topic), partition, start))
-        if new:
+        if new and self._resting:
+            self._fetch_on()
+        elif new:
             with self._translated():
                 consumer.incremental_assign(new)
 
@@ -219,6 +279,8 @@ class RangeReader:
 
     def _receive(self, most: int, wait: float) -> bool:
         """Receive messages; True if a partition got any further."""
+        if self._resting:
+            self._fetch_on()
         consumer = self._open()
         with self._translated():
             messages = consumer.consume(most, wait)
@@ -311,7 +373,7 @@ class RangeReader:
 
     def _drop(self, partition: int) -> None:
         del self._partitions[partition]
-        if self._consumer is not None:
+        if self._consumer is not None and not self._resting:
             with self._translated():
                 self._consumer.incremental_unassign([TopicPartition(kafka_name(self.topic), partition)])
 

@@ -281,6 +281,86 @@ def test_following_waits_once_for_the_records_of_all_partitions_and_keeps_them_f
     assert ends == dict.fromkeys(range(4), 2)
 
 
+def test_a_busy_topic_is_fetched_when_its_records_are_asked_for_and_a_quiet_partition_ahead() -> None:
+    consumer = MemoryConsumer({0: log(0, 0, 1), 1: log(1, 0)})
+    reading = reader(consumer, 60)
+    assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 2, 1: 1}
+    assert not consumer.positions, "nothing is fetched meanwhile"
+    consumer.log = {0: log(0, *range(5)), 1: log(1, *range(3))}
+    assert read(reading, {0: (0, 2), 1: (0, 1)}) == [*places(0, 0, 1), *places(1, 0)]
+    assert not consumer.positions, "the range was there already"
+    assert reading.follow({0: 2, 1: 1}, 0.1, 100) == {0: 5, 1: 3}
+    assert read(reading, {0: (2, 5), 1: (1, 3)}) == [*places(0, 2, 3, 4), *places(1, 1, 2)]
+    consumer.log = {0: log(0, *range(6)), 1: log(1, *range(3))}
+    assert reading.follow({0: 5, 1: 3}, 0.1, 100) == {0: 6, 1: 3}
+    assert consumer.positions == {0: 6, 1: 3}, "of partition 1 the next record is waited for"
+
+
+@pytest.mark.parametrize("records", [log(0, *range(5000)), {at: record(0, at, b"x" * 3000) for at in range(5000)}])
+def test_of_partitions_behind_which_more_may_wait_it_fetches_ahead(records: dict[int, Message]) -> None:
+    consumer = MemoryConsumer({0: records}, most=1000 if len(records[0].value() or b"") < 10 else 100)
+    reading = reader(consumer, 60)
+    reading.follow({0: 0}, 0.1, 100_000)
+    assert consumer.positions, "more than one answer surely holds"
+    consumer.log = {0: log(0, *range(5001))}
+    read(reading, {0: (0, 10)})
+    reading.follow({0: 10}, 0.1, 100_000)
+    assert consumer.positions, "and so while the rest of them waits"
+
+
+def test_a_range_behind_what_was_followed_is_fetched_and_so_is_one_elsewhere() -> None:
+    consumer = MemoryConsumer({0: log(0, *range(3))})
+    reading = reader(consumer, 60)
+    assert reading.follow({0: 0}, 0.1, 100) == {0: 3}
+    consumer.log = {0: log(0, *range(9))}
+    assert read(reading, {0: (0, 7)}) == places(0, *range(7))
+    assert reading.follow({0: 7}, 0.1, 100) == {0: 9} and consumer.positions, "records 7 and 8 were there already"
+    consumer.log = {0: log(0, *range(20)), 1: log(1, 0)}
+    assert read(reading, {0: (15, 20), 1: (0, 1)}) == [*places(0, *range(15, 20)), *places(1, 0)]
+    assert reading.follow({0: 0, 1: 0}, 0.1, 100) == {0: 20, 1: 1} and not consumer.positions
+    reading.release()
+    assert read(reading, {0: (4, 6)}) == places(0, 4, 5)
+
+
+def test_a_broker_that_answers_late_is_asked_ahead_and_after_a_while_tried_again() -> None:
+    now = 0.0
+
+    @dataclass
+    class Late(MemoryConsumer):
+        def consume(self, num_messages: int, timeout: float) -> list[Message]:
+            """Each answer takes a fifth of a second."""
+            nonlocal now
+            now += 0.2
+            return super().consume(num_messages, timeout)
+
+    consumer = Late({0: {}})
+    reading = reader(consumer, 60)
+    reading.monotonic = lambda: now
+    rested = []
+    for at in range(220):
+        consumer.log = {0: log(0, *range(at + 1))}
+        assert reading.follow({0: at}, 0.1, 100) == {0: at + 1}
+        rested.append(not consumer.positions)
+    assert [at for at, each in enumerate(rested) if each] == [0, 100, 200]
+
+
+@given(
+    arrivals=st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=12),
+    most=st.integers(1, 9),
+)
+def test_of_records_that_arrive_between_batches_each_is_taken_once(arrivals: list[list[int]], most: int) -> None:
+    consumer = MemoryConsumer({p: {} for p in range(3)}, most=most)
+    reading = reader(consumer, 60)
+    at, written, taken = dict.fromkeys(range(3), 0), [0, 0, 0], []
+    for arrived in [*arrivals, [0, 0, 0], [0, 0, 0]]:
+        written = [before + more for before, more in zip(written, arrived, strict=True)]
+        consumer.log = {p: log(p, *range(count)) for p, count in enumerate(written)}
+        ends = reading.follow(at, 0.0, 100)
+        taken += read(reading, {p: (at[p], end) for p, end in ends.items()})
+        at = ends
+    assert sorted(taken) == sorted((p, o) for p, count in enumerate(written) for o in range(count))
+
+
 @given(
     offsets=st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=3),
     borders=st.lists(st.integers(0, 70), max_size=6),
