@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from uuid import uuid4
 
 from streaming_jobs.errors import PreflightRefused
 from streaming_jobs.ledger.entry import LedgerEntry, epoch_id, redrive_id
@@ -18,6 +21,7 @@ from streaming_jobs.storage.locations import Location
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties
+    from deltalake.transaction import AddAction
 
 
 def walk(table: Location, version: int | None = None) -> Iterator[Commit]:
@@ -87,6 +91,56 @@ def _properties(
         max_commit_retries=retries,
         app_transactions=[Transaction(app, version, now) for app, version in versions.items() if version] or None,
     )
+
+
+_PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
+
+
+def append_commit(table: Path, version: int, adds: Sequence[AddAction], properties: CommitProperties) -> None:
+    """Make a version of a table on a disk: these files are appended, and nothing else changes.
+
+    Raises CommitFailedError if the log has the version, or had it and has cleaned it up: the version before is gone
+    then, since the oldest goes first. As in deltalake, the commit's file is linked to its name when it is whole, and
+    link(2) replaces no file.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    now = int(time.time() * 1000)
+    info = {
+        "timestamp": now,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append"},
+        "engineInfo": "recourse",
+        **(properties.custom_metadata or {}),
+    }
+    txns = [
+        {"appId": txn.app_id, "version": txn.version, "lastUpdated": txn.last_updated}
+        for txn in properties.app_transactions or ()
+    ]
+    files = [
+        {
+            "path": quote(add.path, safe=_PLAIN_IN_PATHS),
+            "partitionValues": dict(add.partition_values),
+            "size": add.size,
+            "modificationTime": add.modification_time,
+            "dataChange": add.data_change,
+            "stats": add.stats,
+        }
+        for add in adds
+    ]
+    lines = [{"commitInfo": info}, *({"txn": txn} for txn in txns), *({"add": file} for file in files)]
+    commit = table / "_delta_log" / f"{version:020d}.json"
+    made = commit.with_name(f"_commit_{uuid4()}.json.tmp")
+    try:
+        made.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        os.link(made, commit)
+        if not commit.with_name(f"{version - 1:020d}.json").exists():
+            commit.unlink()
+            raise CommitFailedError(f"version {version} of table {table.name} was there, and is cleaned up")
+    except FileExistsError as error:
+        raise CommitFailedError(f"version {version} of table {table.name} is there already") from error
+    finally:
+        made.unlink(missing_ok=True)
 
 
 # The fsync of a table's commits: neither deltalake nor Spark syncs its files, so it is done here, after each commit.

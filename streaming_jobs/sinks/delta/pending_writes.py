@@ -1,4 +1,4 @@
-"""Prepared writes to a Delta table: appends and upserts, committed by deltalake or by delta-spark (`writers.py`)."""
+"""Prepared writes to a Delta table, committed by the driver itself, deltalake or delta-spark (`writers.py`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from streaming_jobs.errors import LedgerConflict
 from streaming_jobs.ledger.entry import LedgerEntry
 from streaming_jobs.sinks.base import Committer, PendingWrite
 from streaming_jobs.sinks.delta import column_bounds
+from streaming_jobs.sinks.delta.parquet import checked_actions
+from streaming_jobs.sinks.delta.row_engine import Files
 from streaming_jobs.sinks.delta.upsert_order import FLAGS, Clauses, clauses, order_of
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class DeltaWrite(PendingWrite):
 
 @dataclass
 class ArrowAppend(DeltaWrite):
-    """Rows in the driver's memory, appended by deltalake."""
+    """Rows in the driver's memory, written and committed by the driver, or by deltalake (`DeltaSink.appends`)."""
 
     table: pa.Table
 
@@ -42,6 +44,9 @@ class ArrowAppend(DeltaWrite):
         return int(self.table.num_rows)
 
     def commit(self, entry: LedgerEntry) -> int | None:
+        if self.sink.appends and set(self.table.column_names) <= set(self.sink.arrow_schema.names):
+            return self.sink.append_files(entry, self._files)
+
         def write(handle: DeltaTable, properties: CommitProperties) -> None:
             if self.rows:
                 written = column_bounds.writer_properties(self.sink.schema)
@@ -52,10 +57,24 @@ class ArrowAppend(DeltaWrite):
 
         return self.sink.commit(entry, write)
 
+    def _files(self) -> Sequence[AddAction]:
+        """The rows in a new file; one that no version lists is removed by maintenance."""
+        if not self.rows:
+            return []
+        files, schema = Files(self.sink.path, self.sink.path), self.sink.arrow_schema
+        columns = [
+            self.table[field.name] if field.name in self.table.column_names else pa.nulls(self.rows, field.type)
+            for field in schema
+        ]
+        with self.writing():
+            files.add("", pa.Table.from_arrays(columns, names=schema.names).cast(schema))
+            actions, _ = checked_actions(self.sink.path, files.close(), (), self.sink.bounded, self.rows)
+        return actions
+
 
 @dataclass
 class ParquetAppend(DeltaWrite):
-    """Parquet files below the table's folder that no version lists yet, committed by deltalake.
+    """Parquet files below the table's folder that no version lists yet, committed by the driver or by deltalake.
 
     The next attempt of the batch removes files that were not committed.
     """
@@ -68,7 +87,7 @@ class ParquetAppend(DeltaWrite):
         return self.count
 
     def commit(self, entry: LedgerEntry) -> int | None:
-        return self.sink.commit(entry, lambda _, properties: self.sink.commit_actions(list(self.actions), properties))
+        return self.sink.append_files(entry, lambda: self.actions)
 
 
 @dataclass

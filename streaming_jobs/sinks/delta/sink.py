@@ -1,6 +1,6 @@
 """A stream's open Delta table: commits to it exactly once, its sink of batches, and the table at rest.
 
-Every commit goes through `DeltaSink.commit`, which is the one place where exactly once is decided:
+Every commit of a batch goes through `DeltaSink._commit`, which is the one place where exactly once is decided:
 refresh the table, compare its transaction version with the batch's, commit with no retries, and after a refusal
 start again. A version of a newer generation raises Fenced; the batch's version means that it is committed already.
 The epoch of the driver's lease, if it has one, is a second transaction: a later epoch in the table raises Fenced too.
@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake import Field as DeltaField
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from streaming_jobs.declare.rules import NO_RULES, RowRules
@@ -36,7 +38,17 @@ from streaming_jobs.sinks.delta import column_bounds, dead_letters
 from streaming_jobs.sinks.delta.content import DeltaContent, content_of, delta_content, has_content, identities
 from streaming_jobs.sinks.delta.fitting import fitted
 from streaming_jobs.sinks.delta.later_rows import add_later_rows
-from streaming_jobs.sinks.delta.log import STREAM_PROPERTY, WRITER, moving, newest, noted, redriving, sync_commits, walk
+from streaming_jobs.sinks.delta.log import (
+    STREAM_PROPERTY,
+    WRITER,
+    append_commit,
+    moving,
+    newest,
+    noted,
+    redriving,
+    sync_commits,
+    walk,
+)
 from streaming_jobs.sinks.delta.maintenance import TableMaintenance
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.replace_rows import replace_rows
@@ -62,6 +74,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ATTEMPTS = 20
+_CHECKPOINT_EVERY = 100
+"""Commits between two checkpoints of a table without the property; deltalake's default."""
+_APPENDS_PROTOCOL = 4
+"""The greatest version of writers without a list of features that knows neither identity columns nor column mapping."""
+_CHECKED = (
+    '"nullable":false', '"containsNull":false', '"valueContainsNull":false', "delta.invariants", "delta.identity.",
+)  # fmt: skip
+"""What a schema says of columns whose values a writer has to check, or to make."""
 _OPEN_END = 5
 """Commits that a driver may have made and not synced before it was killed: one batch, upkeep, a change of schema."""
 _DIRECT_WRITER_FEATURES = {
@@ -82,7 +102,8 @@ class DeltaSink:
         self.declared = declared
         self.stream = stream
         self.app_id = app_id(stream, declared.name)
-        self.handle = handle
+        self._loaded = handle
+        self._appended = -1  # the version of our newest append, which `_loaded` may lack
         self.removed_bytes = 0
         self.settings = StreamSettings()
         self.rules = NO_RULES
@@ -103,26 +124,36 @@ class DeltaSink:
         return self.declared.name
 
     @property
+    def handle(self) -> DeltaTable:
+        """The table as deltalake has it, with the appends that were committed without it.
+
+        Appends change no metadata, so these are read of `_loaded`, without loading the appends.
+        """
+        if self._loaded.version() < self._appended:
+            self._loaded.update_incremental()
+        return self._loaded
+
+    @property
     def table_id(self) -> str:
         """Delta's id of the table; a recreated table has another."""
-        return str(self.handle.metadata().id)
+        return str(self._loaded.metadata().id)
 
     @property
     def owner(self) -> str | None:
-        return self.handle.metadata().configuration.get(STREAM_PROPERTY)
+        return self._loaded.metadata().configuration.get(STREAM_PROPERTY)
 
     @property
     def version(self) -> int:
-        return int(self.handle.version())
+        return max(int(self._loaded.version()), self._appended)
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        return tuple(self.handle.metadata().partition_columns)
+        return tuple(self._loaded.metadata().partition_columns)
 
     @property
     def position(self) -> Txn | None:
         """The newest batch in the table, as of the last refresh. Reading it from deltalake takes a millisecond."""
-        version = self.handle.version()
+        version = self.version
         if self._at is None or self._at[0] != version:
             self._at = (version, _position(self.handle, self.app_id))
         return self._at[1]
@@ -130,7 +161,7 @@ class DeltaSink:
     @property
     def epoch(self) -> int:
         """As of the last refresh; read from deltalake only after commits of others, or commits of upkeep."""
-        version = self.handle.version()
+        version = self.version
         if self._epoch_at is None or self._epoch_at[0] != version:
             self._epoch_at = (version, int(self.handle.transaction_version(epoch_id(self.stream)) or 0))
         return self._epoch_at[1]
@@ -138,7 +169,7 @@ class DeltaSink:
     @property
     def megabytes(self) -> float:
         """Size of the table's live files, MB; computed again every hundred versions."""
-        version = self.handle.version()
+        version = self.version
         if self._sized is None or version >= self._sized[0] + 100:
             sizes = self.handle.get_add_actions(flatten=True)["size_bytes"].to_pylist()
             self._sized = (version, sum(sizes) / 2**20)
@@ -147,17 +178,17 @@ class DeltaSink:
     @property
     def bounded(self) -> tuple[str, ...]:
         """The columns that have bounds in the table's log."""
-        return column_bounds.decode(self.handle.metadata().configuration.get(column_bounds.PROPERTY, ""))
+        return column_bounds.decode(self._loaded.metadata().configuration.get(column_bounds.PROPERTY, ""))
 
     @property
     def direct(self) -> bool:
         """True if deltalake may write this table; False sends every write through delta-spark."""
-        protocol = self.handle.protocol()
+        protocol, configuration = self._loaded.protocol(), self._loaded.metadata().configuration
         features = set(protocol.writer_features or ())
-        constrained = any(key.startswith("delta.constraints.") for key in self.handle.metadata().configuration)
+        constrained = any(key.startswith("delta.constraints.") for key in configuration)
         generated = any("delta.generationExpression" in (f.metadata or {}) for f in self.schema.fields)
         plain = protocol.min_writer_version < 7 or features <= _DIRECT_WRITER_FEATURES
-        mapped = self.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+        mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
         return plain and not constrained and not generated and not mapped
 
     def refresh(self) -> None:
@@ -172,9 +203,10 @@ class DeltaSink:
         Listing the log takes deltalake a few microseconds per file, so two file names are checked first. The handle's
         version must still be in the log: otherwise the log is another one, or was cleaned up after later commits.
         """
-        log, version = self.path / "_delta_log", self.handle.version()
+        log, version = self.path / "_delta_log", self.version
         if (log / f"{version + 1:020d}.json").is_file() or not (log / f"{version:020d}.json").is_file():
-            self.handle.update_incremental()
+            self._loaded.update_incremental()
+            self._appended = -1
 
     def commit(
         self,
@@ -191,24 +223,44 @@ class DeltaSink:
         the last commit, CommitRefused when other commits keep coming first, CommitImpossible when the table allows no
         such commit.
         """
+        return self._commit(entry, lambda properties: write(self._loaded, properties), done)
+
+    def append_files(self, entry: LedgerEntry, actions: Callable[[], Sequence[AddAction]]) -> int | None:
+        """`commit` of files that the table's folder has then; `actions` may be called again."""
+        # Whether a redrive is there, the handle says, and it may say more than was checked before.
+        load = not self.appends or entry.kind == "redrive"
+        return self._commit(entry, lambda properties: self.commit_actions(actions(), properties), load=load)
+
+    def _commit(
+        self,
+        entry: LedgerEntry,
+        write: Callable[[CommitProperties], object],
+        done: Callable[[LedgerEntry], bool] | None = None,
+        *,
+        load: bool = True,
+    ) -> int | None:
         # On a store a look at the log costs requests, and the commit is refused if another one came first.
         done = done or (self._holds if isinstance(self.path, StorePath) else self.holds)
         for _ in range(_ATTEMPTS):
+            if load:
+                _ = self.handle  # loaded before the checks: it may read commits of others too
             if done(entry):
                 self.sync()
                 return None
-            version = self.handle.version()
+            version = self.version
             try:
-                write(self.handle, self.properties(entry))
+                write(self.properties(entry))
                 if not self._written(version, entry):
+                    if self.version != version:  # a commit of another, which was not checked
+                        continue
                     self.commit_actions([], self.properties(entry))
             except CommitFailedError as error:
                 self.update()
-                if self.handle.version() == version:  # no other commit came first, so this was not a race
+                if self.version == version:  # no other commit came first, so this was not a race
                     raise self._failed(error) from error
                 if not self._is_ours(version + 1):
                     continue
-            if self.handle.version() == version + 1 and entry.kind != "redrive":
+            if self.version == version + 1 and entry.kind != "redrive":
                 self._at = (version + 1, entry.txn)
             return self.committed()
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
@@ -216,9 +268,10 @@ class DeltaSink:
     def _written(self, before: int, entry: LedgerEntry) -> bool:
         """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
         if isinstance(self.path, StorePath):
-            return self.handle.version() > before
+            return self.version > before
         self.update()
-        return self._has(entry)
+        at = self.position
+        return self._has(entry) and (at is None or at.generation <= entry.generation)
 
     def _is_ours(self, version: int) -> bool:
         """True for a commit to a store that was made although the store, or its client's repetition, has refused it."""
@@ -262,7 +315,7 @@ class DeltaSink:
 
     def committed(self) -> int:
         """Have our commit on disk, and remember it as ours; returns the table's version."""
-        version = int(self.handle.version())
+        version = self.version
         self.sync()
         if version == self._known + 1:  # with others in between, `_refuse_foreign` reads them next time
             self._known = version
@@ -274,8 +327,10 @@ class DeltaSink:
         """Read newer commits, and raise Fenced or LeaseLost if this driver may no longer write the table.
 
         Deletes of files are not conditional. So list what to delete, then call this, then delete just that: the next
-        driver adds its files after its fence, so the list has none of them.
+        driver adds its files after its fence, so the list has none of them. The same holds for commits by the handle,
+        so it is loaded first.
         """
+        _ = self.handle
         self.update()
         self._refuse_later_epoch()
 
@@ -287,13 +342,13 @@ class DeltaSink:
         while lease.expires and (self.table_id, self.epoch) not in lease.fenced:
             if self.epoch == lease.epoch:  # another session's: both have taken the lease (docs/fencing.md)
                 lease.exceed(self.epoch)
-            entry, version = fence_entry(self.stream, self.name, generation, lease), self.handle.version()
+            entry, version = fence_entry(self.stream, self.name, generation, lease), self.version
             try:
                 self.commit_actions([], noted(entry, retries=0, epoch=lease.epoch))
                 lease.fenced.add((self.table_id, lease.epoch))
             except CommitFailedError as error:
                 self.update()
-                if self.handle.version() == version:
+                if self.version == version:
                     raise self._failed(error) from error
             self.check_epoch()
         self.sync()
@@ -306,13 +361,13 @@ class DeltaSink:
 
         This includes commits that an earlier driver did not sync before it was killed.
         """
-        version = int(self.handle.version())
+        version = self.version
         self.removed_bytes += sync_commits(self.path, range(max(self._synced + 1, 0), version + 1))
         self._synced = version
 
     def _refuse_foreign(self) -> None:
         """Raise ForeignWrite if a commit since the last check changed rows and is not ours."""
-        version = self.handle.version()
+        version = self.version
         if version == self._known:
             return
         refuse_foreign(walk(self.path), self._known, self.name, self.stream)
@@ -327,6 +382,9 @@ class DeltaSink:
 
     def commit_actions(self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties) -> None:
         """One commit of exactly these actions."""
+        if self.appends and all(isinstance(action, AddAction) for action in actions):
+            self._append(cast("Sequence[AddAction]", actions), properties)
+            return
         self.handle.create_write_transaction(
             [*actions],
             mode="append",
@@ -335,6 +393,38 @@ class DeltaSink:
             commit_properties=properties,
         )
         self.handle.update_incremental() if isinstance(self.path, StorePath) else self.update()
+
+    @property
+    def appends(self) -> bool:
+        """True if files are appended without deltalake, which after each commit reads what the table has.
+
+        That takes 7 ms and a tenth of a millisecond per file of the table (docs/speed.md). Left to deltalake are tables
+        with partitions, whose paths are encoded, tables on stores, columns whose values it has to check, and features
+        outside of our profile.
+        """
+        metadata, protocol = self._loaded.metadata(), self._loaded.protocol()
+        bounded = column_bounds.PROPERTY in metadata.configuration  # otherwise deltalake bounds what it chooses
+        known = protocol.min_writer_version <= _APPENDS_PROTOCOL or protocol.writer_features is not None
+        mine = isinstance(self.path, Path) and not metadata.partition_columns and bounded and not self._checked
+        return mine and known and self.direct
+
+    def _append(self, actions: Sequence[AddAction], properties: CommitProperties) -> None:
+        assert isinstance(self.path, Path)
+        before = self.version
+        append_commit(self.path, before + 1, actions, properties)
+        txns = {txn.app_id: txn.version for txn in properties.app_transactions or ()}
+        if self.app_id in txns:
+            self._at = (before + 1, Txn.of(txns[self.app_id]))
+        elif self._at is not None and self._at[0] == before:
+            self._at = (before + 1, self._at[1])
+        if (epoch := txns.get(epoch_id(self.stream))) is not None:
+            self._epoch_at = (before + 1, epoch)
+        elif self._epoch_at is not None and self._epoch_at[0] == before:
+            self._epoch_at = (before + 1, self._epoch_at[1])
+        self._appended = before + 1
+        every = int(self._loaded.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
+        if (self._appended + 1) % every == 0:  # as deltalake, whose commits count too
+            self.handle.create_checkpoint()
 
     def properties(self, entry: LedgerEntry) -> CommitProperties:
         """Commit properties that carry the entry and its transaction, and allow no retry."""
@@ -368,7 +458,10 @@ class DeltaSink:
         return LedgerEntry("schema", self.stream, self.name, generation, -1, note=note)
 
     def _read_schema(self) -> None:
-        self.schema = StructType.fromJson(json.loads(self.handle.schema().to_json()))
+        self.schema = StructType.fromJson(json.loads(self._loaded.schema().to_json()))
+        self.arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
+        text = self.schema.json()
+        self._checked = any(mark in text for mark in _CHECKED)
 
     # A sink of batches.
 

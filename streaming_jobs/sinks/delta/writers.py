@@ -2,12 +2,14 @@
 
 | class          | rows travel                    | committed by | for                                        |
 |----------------|--------------------------------|--------------|--------------------------------------------|
-| ArrowAppend    | through the driver (`toArrow`) | deltalake    | appends that fit the driver                |
-| ParquetAppend  | executors write Parquet        | deltalake    | large appends                              |
+| ArrowAppend    | through the driver (`toArrow`) | the driver   | appends that fit the driver                |
+| ParquetAppend  | executors write Parquet        | the driver   | large appends                              |
 | ArrowMerge     | through the driver             | deltalake    | upserts that fit the driver                |
 | SparkAppend    | executors, delta-spark         | delta-spark  | appends to tables outside our profile      |
 | SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
 | ParquetMerge   | executors rewrite files        | deltalake    | large upserts into tables on a store       |
+
+Deltalake commits appends too where `DeltaSink.appends` says so: to tables with partitions, and on stores.
 
 Preparing runs the stream's plan, once, and divides the rows by `row_engine.py`. So bad records are counted in the same
 pass and written out before the primary table commits. All six write the same ledger entry.

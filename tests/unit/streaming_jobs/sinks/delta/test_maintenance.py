@@ -121,6 +121,7 @@ def test_a_damaged_log_puts_upkeep_off_and_ends_no_stream(
     upkeep.after_commit()
     assert "shortening the log of table t was put off: REC-021 version 50 in" in upkeep.put_off["shortening the log"]
     damaged.write_bytes(content)
+    upkeep.compact()  # it was put off too: the damaged commit was not loaded yet
     upkeep.shorten_log()
     assert upkeep.put_off == {}
 

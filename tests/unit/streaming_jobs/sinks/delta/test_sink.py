@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction
 
 from streaming_jobs.errors import CommitRefused, Fenced, ForeignWrite, PermanentError
-from streaming_jobs.ledger.entry import Txn
+from streaming_jobs.ledger.entry import LedgerEntry, Txn
+from streaming_jobs.platform.delta_log import read_commit
 from streaming_jobs.settings import Settings
 from streaming_jobs.sinks.delta.pending_writes import ArrowAppend
 from streaming_jobs.sinks.delta.sink import DeltaSink
@@ -187,3 +194,179 @@ def test_a_table_that_never_holds_still_is_given_up_for_now(make: Make) -> None:
         sink.commit(entry(0), write)
     assert len(attempts) > 3
     assert sink.position == Txn(1, -1)
+
+
+# Appends without deltalake.
+
+
+def as_deltalake(sink: DeltaSink) -> DeltaTable:
+    """The table as another program opens it."""
+    return DeltaTable(sink.path)
+
+
+def beside(sink: DeltaSink, happens: Callable[[], object]) -> Callable[[], list[AddAction]]:
+    """New files of `ROWS`, before which something happens to the table, once."""
+    left = [happens]
+
+    def files() -> list[AddAction]:
+        while left:
+            left.pop()()
+        return list(ArrowAppend(sink, ROWS)._files())
+
+    return files
+
+
+def test_an_append_says_what_one_of_deltalake_says(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    for appends in (True, False):
+        monkeypatch.setattr(DeltaSink, "appends", appends)
+        sink = make()
+        at = sink.append(ROWS, entry(len(told)))
+        table = as_deltalake(sink)
+        assert at == sink.version == table.version()
+        assert table.transaction_version(sink.app_id) == entry(len(told)).txn.version
+        commit = read_commit(sink.path, sink.version)
+        (added,) = commit.adds
+        stats = json.loads(added["stats"])
+        known = LedgerEntry.decode(commit.user_metadata) == entry(len(told))
+        bounds = (stats["minValues"]["n"], stats["maxValues"]["n"], stats["nullCount"]["n"])
+        names = pq.read_schema(f"{sink.path}/{added['path']}").names
+        said = (added["dataChange"], added["partitionValues"], stats["numRecords"])
+        told.append((commit.operation, known, *said, *bounds, names))
+    assert told == [("WRITE", True, True, {}, 2, 1, 2, 0, ["k", "n"])] * 2
+    assert [row["k"] for row in rows_in(sink)] == ["x", "x", "y", "y"]
+
+
+@pytest.mark.parametrize(
+    ("happens", "raised"),
+    [
+        (lambda sink, _: write_deltalake(sink.path, ROWS, mode="append"), ForeignWrite),
+        (lambda _, other: other.commit(entry(-1, kind="fence", generation=2), lambda *_: None), Fenced),
+    ],
+    ids=["rows of another program", "a newer generation"],
+)
+def test_an_append_that_loses_a_race_is_refused(
+    make: Make, happens: Callable[[DeltaSink, DeltaSink], object], raised: type[Exception]
+) -> None:
+    sink, other = make(), make()
+    sink.append(ROWS, entry(0))
+    before = len(rows_in(sink))
+    with pytest.raises(raised):
+        sink.append_files(entry(1), beside(sink, lambda: happens(sink, other)))
+    assert as_deltalake(sink).transaction_version(sink.app_id) != entry(1).txn.version
+    assert len(rows_in(sink)) - before == (ROWS.num_rows if raised is ForeignWrite else 0)
+
+
+def test_an_append_that_loses_a_race_to_a_commit_without_rows_or_to_itself_is_there_once(make: Make) -> None:
+    sink, other = make(), make()
+    nothing = lambda: as_deltalake(sink).alter.set_table_properties({"delta.checkpointInterval": "7"})  # noqa: E731
+    assert sink.append_files(entry(0), beside(sink, nothing)) == 2
+    assert sink.append_files(entry(1), beside(sink, lambda: other.append(ROWS, entry(1)))) is None
+    assert len(rows_in(sink)) == 2 * ROWS.num_rows and sink.position == Txn(1, 1)
+    assert [file.name for file in (sink.path / "_delta_log").iterdir() if file.suffix == ".tmp"] == []  # type: ignore[union-attr]
+
+
+def test_a_commit_of_deltalake_after_appends_passes_over_no_commit_of_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not over one that comes between the check of the table and the commit."""
+    sink = make()
+
+    def library(handle: DeltaTable, properties: CommitProperties) -> None:
+        write_deltalake(handle, ROWS, mode="append", commit_properties=properties)
+
+    sink.append(ROWS, entry(0))
+    sink.append(ROWS, entry(1))
+    assert sink.commit(entry(2), library) == 3
+    sink.append(ROWS, entry(3))
+    holds = sink.holds
+
+    def held(of: LedgerEntry) -> bool:
+        found = holds(of)
+        if sink.version == as_deltalake(sink).version() == 4:
+            write_deltalake(sink.path, pa.table({"k": ["foreign"], "n": [0]}), mode="append")
+        return found
+
+    monkeypatch.setattr(sink, "holds", held)
+    with pytest.raises(ForeignWrite, match="version 5 of table"):
+        sink.commit(entry(4), library)
+    assert as_deltalake(sink).version() == 5
+
+
+def test_the_log_of_appends_has_checkpoints_and_is_read_from_the_newest(make: Make) -> None:
+    sink = make()
+    sink.set_properties({"delta.checkpointInterval": "10"}, 1)
+    for batch in range(25):
+        assert sink.append(ROWS, entry(batch)) == batch + 2
+    log = sink.path / "_delta_log"
+    assert sorted(file.name[:20] for file in log.glob("*.checkpoint.parquet")) == [f"{at:020d}" for at in (9, 19)]
+    for version in range(19):
+        (log / f"{version:020d}.json").unlink()
+    assert len(rows_in(sink)) == 25 * ROWS.num_rows
+    assert make().position == Txn(1, 24)
+
+
+def test_an_append_after_a_pause_makes_no_version_that_the_log_has_cleaned_up(make: Make) -> None:
+    sink, other = make(), make()
+    sink.append(ROWS, entry(0))
+
+    def meanwhile() -> None:
+        other.update()
+        for batch in range(1, 9):
+            other.append(ROWS, entry(batch))
+        shorten_log(sink.path, keep=2)
+
+    assert sink.append_files(entry(3), beside(sink, meanwhile)) is None
+    assert sorted(int(file.stem) for file in (sink.path / "_delta_log").glob("0*[0-9].json")) == [8, 9]
+    assert len(rows_in(sink)) == 9 * ROWS.num_rows and sink.position == Txn(1, 8)
+
+
+def test_a_mark_that_loses_a_race_is_not_made_on_top_of_a_fence(make: Make) -> None:
+    old, new = make(), make()
+
+    def write(*_: object) -> None:
+        new.commit(entry(-1, kind="fence", generation=2), lambda *_: None)
+
+    with pytest.raises(Fenced):
+        old.commit(entry(0), write)
+    assert make(generation=2).position == Txn(2, -1)
+
+
+def test_columns_that_are_missing_are_null_with_their_bounds_and_unknown_ones_are_refused(make: Make) -> None:
+    sink = make()
+    sink.append(ROWS.select(["k"]), entry(0))
+    (added,) = read_commit(sink.path, sink.version).adds
+    assert json.loads(added["stats"])["nullCount"] == {"n": 2}
+    sink.append(ROWS.set_column(1, "n", pa.array([1, 2], pa.int16())), entry(1))
+    assert [row["n"] for row in as_deltalake(sink).to_pyarrow_table().to_pylist()].count(None) == 2
+    with pytest.raises(Exception, match="number of fields does not match"):
+        sink.append(ROWS.append_column("more", ROWS["n"]), entry(2))
+    assert as_deltalake(sink).version() == sink.version == 2
+
+
+def test_columns_that_a_writer_has_to_check_are_left_to_deltalake(make: Make) -> None:
+    assert make().appends
+    first = make().path / "_delta_log" / f"{0:020d}.json"
+    text = first.read_text()
+    for mark in (r"\"nullable\":false", None):
+        plain = r"\"name\":\"n\",\"type\":\"long\",\"nullable\":true"
+        assert plain in text
+        checked = r"\"metadata\":{\"delta.invariants\":\"n > 0\"}"
+        first.write_text(
+            text.replace(plain, plain.replace(r"\"nullable\":true", mark))
+            if mark
+            else text.replace(plain + r",\"metadata\":{}", f"{plain},{checked}")
+        )
+        assert first.read_text() != text
+        sink = DeltaSink(first.parent.parent, Declared(TABLE), STREAM, DeltaTable(first.parent.parent))
+        assert not sink.appends
+        first.write_text(text)
+
+
+def test_a_file_whose_name_has_to_be_encoded_is_found(make: Make) -> None:
+    sink = make()
+    (action,) = ArrowAppend(sink, ROWS)._files()
+    name = "a b%20c.parquet"
+    (sink.path / action.path).rename(sink.path / name)  # type: ignore[arg-type]
+    assert sink.append_files(entry(0), lambda: [replace(action, path=name)]) == 1
+    assert len(rows_in(sink)) == ROWS.num_rows
