@@ -3,7 +3,8 @@
 The records of a small batch are one partition (`sources/data_source.py`), which a state of one partition could take as
 it is: all rows of every key are there. But the scan of a data source does not say that it has one partition (Spark
 4.2), so Spark puts an exchange in between: a second stage that waits for the first, and files for the shuffle. Here a
-scan with one partition is planned below a `coalesce(1)`, which does nothing but say so.
+scan with one partition is planned below a `coalesce(1)`, which does nothing but say so. A watermark forgets it again
+(`EventTimeWatermarkExec` has no partitioning of its own), so the `coalesce(1)` comes above it.
 
 A batch that several tasks read keeps its exchange, and so do all batches of a state with more partitions.
 
@@ -29,16 +30,22 @@ log = structlog.get_logger()
 
 _STRATEGY = """
 import org.apache.spark.sql.ExperimentalMethods;
+import org.apache.spark.sql.catalyst.plans.logical.CollectMetrics;
+import org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.classic.SparkSession;
 import org.apache.spark.sql.execution.CoalesceExec;
+import org.apache.spark.sql.execution.CollectMetricsExec;
+import org.apache.spark.sql.execution.FilterExec;
+import org.apache.spark.sql.execution.ProjectExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.SparkStrategy;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Strategy;
 import org.apache.spark.sql.execution.datasources.v2.MicroBatchScanExec;
 import org.apache.spark.sql.execution.datasources.v2.StreamingDataSourceV2ScanRelation;
+import org.apache.spark.sql.execution.streaming.operators.stateful.EventTimeWatermarkExec;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
 import scala.collection.Iterator;
@@ -65,15 +72,39 @@ public class SingleStage extends SparkStrategy {
 
     public Seq apply(LogicalPlan plan) {
         if (!statePartitions(SQLConf$.MODULE$.get()).equals("1")) return NOTHING;
-        LogicalPlan leaf = plan;
-        while (leaf instanceof Project || leaf instanceof Filter) leaf = (LogicalPlan) leaf.children().head();
-        if (!(leaf instanceof StreamingDataSourceV2ScanRelation)) return NOTHING;
-        Seq planned = spark.apply(plan); // in place of Spark's own strategy, not beside it
-        if (planned.isEmpty()) return planned;
-        SparkPlan scan = (SparkPlan) planned.head();
+        boolean watermark = plan instanceof EventTimeWatermark; // which would forget how many partitions it has
+        SparkPlan planned = watermark || leaf(plan) instanceof StreamingDataSourceV2ScanRelation ? planned(plan) : null;
+        if (planned == null) return NOTHING;
+        SparkPlan scan = planned;
         while (scan.children().size() == 1) scan = (SparkPlan) scan.children().head();
         boolean isOne = scan instanceof MicroBatchScanExec && ((MicroBatchScanExec) scan).inputPartitions().size() == 1;
-        return isOne ? (Seq) NOTHING.prepended(new CoalesceExec(1, (SparkPlan) planned.head())) : planned;
+        return (Seq) NOTHING.prepended(isOne ? new CoalesceExec(1, planned) : planned);
+    }
+
+    private static LogicalPlan leaf(LogicalPlan plan) {
+        while (plan instanceof Project || plan instanceof Filter) plan = (LogicalPlan) plan.children().head();
+        return plan;
+    }
+
+    private SparkPlan planned(LogicalPlan plan) { // null if there is something else above the scan, or several scans
+        if (leaf(plan) instanceof StreamingDataSourceV2ScanRelation) {
+            Seq found = spark.apply(plan); // in place of Spark's own strategy, not beside it
+            return found.isEmpty() ? null : (SparkPlan) found.head();
+        }
+        if (plan.children().size() != 1) return null;
+        SparkPlan child = planned((LogicalPlan) plan.children().head());
+        if (child == null) return null;
+        if (plan instanceof Project) return new ProjectExec(((Project) plan).projectList(), child);
+        if (plan instanceof Filter) return new FilterExec(((Filter) plan).condition(), child);
+        if (plan instanceof CollectMetrics) {
+            CollectMetrics of = (CollectMetrics) plan;
+            return new CollectMetricsExec(of.name(), of.metrics(), child);
+        }
+        if (plan instanceof EventTimeWatermark) {
+            EventTimeWatermark of = (EventTimeWatermark) plan;
+            return new EventTimeWatermarkExec(of.nodeId(), of.eventTime(), of.delay(), child);
+        }
+        return null;
     }
 }
 """

@@ -22,6 +22,7 @@ from streaming_jobs.sources.planner import BatchLimits
 from tests.support.steps import START, StepReading, step
 
 BATCHES = [(5, 11), (25, 3), (7, 12, 5), (48,)]
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 COUNTS = [{0: 1, 10: 1}, {0: 2, 20: 1}, {0: 4, 10: 2}, {40: 1}]
 """The counts by ten seconds that each batch changes."""
 
@@ -29,8 +30,9 @@ COUNTS = [{0: 1, 10: 1}, {0: 2, 20: 1}, {0: 4, 10: 2}, {40: 1}]
 class Counts:
     """A running count by ten seconds, and what each batch did."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, watermark: bool = False) -> None:
         self.state = state
+        self.watermark = watermark
         self.exchanges: list[int] = []
         self.coalesced: list[bool] = []
         self.updates: list[dict[int, int]] = []
@@ -39,11 +41,13 @@ class Counts:
 
     def run(self, spark: SparkSession, reading: StepReading, partitions: int) -> None:
         """The batches that are there, from the checkpoint on."""
-        good = load(spark, reading).where(~F.col("_bad")).select("_record.*")
+        good = load(spark, reading).where(~F.col("_bad")).observe("seen", F.count("*")).select("_record.*")
+        if self.watermark:
+            good = good.withWatermark("at", "1 hour").where(F.col("at").isNotNull())
         counts = good.groupBy(F.window("at", "10 seconds").alias("of")).agg(F.count("*").alias("n"))
         writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(self.state))
         self._known.clear()
-        with all_set_to(spark, {PARTITIONS: str(partitions)}):
+        with all_set_to(spark, {PARTITIONS: str(partitions), NO_DATA: "false"}):
             query = writer.foreachBatch(self._take).trigger(availableNow=True).start()
         self._query = query._jsq.streamingQuery()
         self._known.set()
@@ -86,14 +90,15 @@ def one_by_one(steps: Path, number: int) -> Path:
     return steps
 
 
+@pytest.mark.parametrize("watermark", [False, True])
 def test_a_small_batch_has_no_exchange_and_the_counts_are_right_over_restarts_and_large_batches(
-    spark: SparkSession, steps: Path, tmp_path: Path
+    spark: SparkSession, steps: Path, tmp_path: Path, watermark: bool
 ) -> None:
     without_exchange(spark)
     strategies = spark._jsparkSession.experimental().extraStrategies().size()
     without_exchange(spark)
     assert spark._jsparkSession.experimental().extraStrategies().size() == strategies, "one for all streams"
-    counts = Counts(tmp_path / "state")
+    counts = Counts(tmp_path / "state", watermark=watermark)
     for number in range(len(BATCHES)):  # a query for each batch
         folder = one_by_one(steps, number)
         partitions = 1 if number == 0 else 2  # the checkpoint says one
