@@ -302,7 +302,7 @@ def test_a_table_that_others_keep_committing_to_is_tried_again(start: Start, mon
     def refuse(*_: object) -> None:
         raise CommitRefused("by others")
 
-    monkeypatch.setattr(driver.pipeline.sinks.primary, "commit", refuse)
+    monkeypatch.setattr(driver.pipeline.sinks.primary, "append_files", refuse)
     with pytest.raises(TransientError):
         driver.run(0)
 
