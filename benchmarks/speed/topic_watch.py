@@ -282,7 +282,7 @@ class TopicWatch:
 
     def _read(self) -> None:
         assert self._live_reader is not None
-        wait = _READ_WAIT  # in librdkafka: to look every millisecond took a tenth of a core
+        wait = _READ_WAIT  # librdkafka waits, where a look every millisecond would take the interpreter
         while (message := self._live_reader.poll(wait)) is not None:
             wait = 0
             if message.error() is None:

@@ -76,9 +76,9 @@ if TYPE_CHECKING:
 _ATTEMPTS = 20
 _CHECKPOINT_EVERY = 100
 """Commits between two checkpoints of a table without the property; deltalake's default."""
-_APPENDS_PROTOCOL = 4
+_LAST_PLAIN_WRITER = 4
 """The greatest version of writers without a list of features that knows neither identity columns nor column mapping."""
-_CHECKED = (
+_MARKS_OF_CHECKS = (
     '"nullable":false', '"containsNull":false', '"valueContainsNull":false', "delta.invariants", "delta.identity.",
 )  # fmt: skip
 """What a schema says of columns whose values a writer has to check, or to make."""
@@ -266,7 +266,7 @@ class DeltaSink:
         raise CommitRefused(f"table {self.name} was committed to by others {_ATTEMPTS} times during one commit")
 
     def _written(self, before: int, entry: LedgerEntry) -> bool:
-        """True if the write has made its commit; on a store the handle says so, since no other commit came first."""
+        """True if the write has made its commit; on a store the version says so, since no other commit came first."""
         if isinstance(self.path, StorePath):
             return self.version > before
         self.update()
@@ -404,8 +404,8 @@ class DeltaSink:
         """
         metadata, protocol = self._loaded.metadata(), self._loaded.protocol()
         bounded = column_bounds.PROPERTY in metadata.configuration  # otherwise deltalake bounds what it chooses
-        known = protocol.min_writer_version <= _APPENDS_PROTOCOL or protocol.writer_features is not None
-        mine = isinstance(self.path, Path) and not metadata.partition_columns and bounded and not self._checked
+        known = protocol.min_writer_version <= _LAST_PLAIN_WRITER or protocol.writer_features is not None
+        mine = isinstance(self.path, Path) and not metadata.partition_columns and bounded and not self._has_checks
         return mine and known and self.direct
 
     def _append(self, actions: Sequence[AddAction], properties: CommitProperties) -> None:
@@ -461,7 +461,7 @@ class DeltaSink:
         self.schema = StructType.fromJson(json.loads(self._loaded.schema().to_json()))
         self.arrow_schema = to_arrow_schema(self.schema, timezone="UTC")
         text = self.schema.json()
-        self._checked = any(mark in text for mark in _CHECKED)
+        self._has_checks = any(mark in text for mark in _MARKS_OF_CHECKS)
 
     # A sink of batches.
 

@@ -9,7 +9,7 @@
 | SparkMerge     | executors, delta-spark         | delta-spark  | large upserts, and such tables             |
 | ParquetMerge   | executors rewrite files        | deltalake    | large upserts into tables on a store       |
 
-Deltalake commits appends too where `DeltaSink.appends` says so: to tables with partitions, and on stores.
+Where `DeltaSink.appends` is false, deltalake commits appends too: to tables with partitions and on stores, for example.
 
 Preparing runs the stream's plan, once, and divides the rows by `row_engine.py`. So bad records are counted in the same
 pass and written out before the primary table commits. All six write the same ledger entry.
