@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from streaming_jobs.platform.one_task import ONE_TASK
 from streaming_jobs.platform.spark_jvm import new_object
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ public class CollectedRows {
         boolean legacy = conf.pandasStructHandlingMode().equals("legacy");
         java.io.OutputStream out = new java.io.BufferedOutputStream(new java.io.FileOutputStream(file));
         try {
-            byte[][] batches = (byte[][]) batches(frame, session).collect();
+            RDD made = batches(frame, session);
+            byte[][] batches = OneTask.suffices(made) ? OneTask.run(made) : (byte[][]) made.collect();
             ArrowBatchStreamWriter writer =
                 new ArrowBatchStreamWriter(frame.schema(), out, conf.sessionLocalTimeZone(), legacy, large);
             writer.writeBatches(scala.jdk.javaapi.CollectionConverters.asScala(
@@ -136,7 +138,7 @@ def _collected_rows(session: Any) -> Any:
         try:
             from pyspark.sql.types import _parse_datatype_json_string  # noqa: F401 - PySpark does not promise it
 
-            collected = new_object(session, "CollectedRows", _COLLECTED_ROWS)
+            collected = new_object(session, "CollectedRows", _COLLECTED_ROWS + ONE_TASK)
             with _memory() as (_, path):
                 if not collected.canWrite(path):
                     raise PermissionError("the JVM may not open the memory of this process")

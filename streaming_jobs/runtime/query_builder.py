@@ -35,7 +35,7 @@ from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle, for_each_batch
 from streaming_jobs.runtime.shared_plan import SharedPlan
-from streaming_jobs.runtime.single_stage import WITHOUT_CLOSURES, without_exchange
+from streaming_jobs.runtime.small_batches import WITHOUT_CLOSURES, plan_small_batches
 from streaming_jobs.runtime.slice_commits import SliceCommits
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.state_changes import StateChange, other_state
@@ -331,7 +331,7 @@ class QueryBuilder:
             partitions = self._state_partitions(spark, of)
             conf[PARTITIONS] = str(partitions)
             if partitions == 1:
-                without_exchange(spark)
+                plan_small_batches(spark)
                 conf |= WITHOUT_CLOSURES
         if record.adopted:
             conf |= format_of_state(of)

@@ -40,7 +40,7 @@ from streaming_jobs.runtime.query_builder import (
     triggered,
 )
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle
-from streaming_jobs.runtime.single_stage import WITHOUT_CLOSURES
+from streaming_jobs.runtime.small_batches import WITHOUT_CLOSURES
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.stream_queries import QueryHooks, SparkQueries, TopicIdCheck, start
 from streaming_jobs.settings import Settings
@@ -124,7 +124,7 @@ def test_a_state_keeps_its_partitions_and_another_number_in_the_settings_is_told
     conf = {"spark.sql.shuffle.partitions": "4"}
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.pop))
     single: list[object] = []
-    monkeypatch.setattr(query_builder, "without_exchange", single.append)
+    monkeypatch.setattr(query_builder, "plan_small_batches", single.append)
     lay_checkpoint(tmp_path / "two", planned=0, committed=0)
     seen = []
     with capture_logs() as logged:

@@ -1,4 +1,4 @@
-"""A small batch of a state with one partition runs as one stage, and counts the same as with an exchange."""
+"""A small batch of a state with one partition runs as one stage, interpreted, and counts as a large one does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 
 from streaming_jobs.platform import spark_jvm
 from streaming_jobs.platform.spark import PARTITIONS
-from streaming_jobs.runtime import single_stage
+from streaming_jobs.runtime import small_batches
 from streaming_jobs.runtime.function_plan import all_set_to
-from streaming_jobs.runtime.single_stage import without_exchange
+from streaming_jobs.runtime.small_batches import plan_small_batches
+from streaming_jobs.runtime.spark_plan import set_to
 from streaming_jobs.sources.data_source import load
 from streaming_jobs.sources.planner import BatchLimits
 from tests.support.steps import START, StepReading, step
@@ -35,6 +36,7 @@ class Counts:
         self.watermark = watermark
         self.exchanges: list[int] = []
         self.coalesced: list[bool] = []
+        self.compiled: list[bool] = []
         self.updates: list[dict[int, int]] = []
         self._query: Any = None
         self._known = threading.Event()
@@ -44,7 +46,7 @@ class Counts:
         good = load(spark, reading).where(~F.col("_bad")).observe("seen", F.count("*")).select("_record.*")
         if self.watermark:
             good = good.withWatermark("at", "1 hour").where(F.col("at").isNotNull())
-        counts = good.groupBy(F.window("at", "10 seconds").alias("of")).agg(F.count("*").alias("n"))
+        counts = self.function(good).groupBy(F.window("at", "10 seconds").alias("of")).agg(F.count("*").alias("n"))
         writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(self.state))
         self._known.clear()
         with all_set_to(spark, {PARTITIONS: str(partitions), NO_DATA: "false"}):
@@ -53,6 +55,10 @@ class Counts:
         self._known.set()
         query.awaitTermination()
 
+    def function(self, good: DataFrame) -> DataFrame:
+        """What comes before the state."""
+        return good
+
     def _take(self, batch: DataFrame, _: int) -> None:
         rows = batch.select(F.unix_seconds("of.start") - int(START.timestamp()), "n").collect()
         self.updates.append({row[0]: row[1] for row in rows})
@@ -60,6 +66,7 @@ class Counts:
         plan = str(self._query.lastExecution().executedPlan())
         self.exchanges.append(plan.count("Exchange "))
         self.coalesced.append("Coalesce 1" in plan)
+        self.compiled.append("*(" in plan)
 
 
 @pytest.fixture
@@ -94,9 +101,9 @@ def one_by_one(steps: Path, number: int) -> Path:
 def test_a_small_batch_has_no_exchange_and_the_counts_are_right_over_restarts_and_large_batches(
     spark: SparkSession, steps: Path, tmp_path: Path, watermark: bool
 ) -> None:
-    without_exchange(spark)
+    plan_small_batches(spark)
     strategies = spark._jsparkSession.experimental().extraStrategies().size()
-    without_exchange(spark)
+    plan_small_batches(spark)
     assert spark._jsparkSession.experimental().extraStrategies().size() == strategies, "one for all streams"
     counts = Counts(tmp_path / "state", watermark=watermark)
     for number in range(len(BATCHES)):  # a query for each batch
@@ -106,10 +113,39 @@ def test_a_small_batch_has_no_exchange_and_the_counts_are_right_over_restarts_an
     assert counts.updates == COUNTS
     assert counts.exchanges == [0, 0, 1, 0], "tasks decode a large batch side by side"
     assert counts.coalesced == [True, True, False, True]
+    assert counts.compiled == [False, False, True, False]
+
+
+def test_many_records_are_compiled_and_a_users_option_holds(spark: SparkSession, tmp_path: Path) -> None:
+    plan_small_batches(spark)
+    for number, records in enumerate((10, 5_000, 10)):
+        step(tmp_path / "in", number, *range(records))
+    counts = Counts(tmp_path / "state")
+    counts.run(spark, small(tmp_path / "in"), 1)
+    assert counts.exchanges == [0, 0, 0] and counts.compiled == [False, True, False]
+    with set_to(spark, "spark.sql.codegen.wholeStage", "true"):
+        step(tmp_path / "in", 3, 1)
+        counts.run(spark, small(tmp_path / "in"), 1)
+    assert counts.compiled[3:] == [True]
+
+
+def test_a_batch_that_looks_up_a_table_is_compiled(spark: SparkSession, steps: Path, tmp_path: Path) -> None:
+    plan_small_batches(spark)
+    spark.range(20).write.parquet(str(tmp_path / "tens"))
+
+    class LookedUp(Counts):
+        def function(self, good: DataFrame) -> DataFrame:
+            tens = spark.read.parquet(str(tmp_path / "tens"))
+            return good.join(F.broadcast(tens), (F.unix_seconds("at") / 10).cast("bigint") % 20 == tens["id"])
+
+    counts = LookedUp(tmp_path / "state")
+    counts.run(spark, small(steps), 1)
+    assert counts.updates == COUNTS and counts.exchanges == [1] * len(BATCHES), "that of the broadcast"
+    assert all(counts.compiled)
 
 
 def test_a_state_with_more_partitions_keeps_its_exchange(spark: SparkSession, steps: Path, tmp_path: Path) -> None:
-    without_exchange(spark)
+    plan_small_batches(spark)
     counts = Counts(tmp_path / "state")
     counts.run(spark, small(one_by_one(steps, 1)), 2)
     counts.run(spark, small(one_by_one(steps, 3)), 1)  # the checkpoint says two
@@ -120,8 +156,8 @@ def test_a_spark_without_the_private_interface_runs_two_stages_and_says_so(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = spark_jvm._COMPILED.get(spark.sparkContext._gateway, {})
-    monkeypatch.delitem(there, "SingleStage", raising=False)
-    monkeypatch.setattr(single_stage, "_STRATEGY", "public class SingleStage { private NoSuchStrategy spark; }")
+    monkeypatch.delitem(there, "SmallBatches", raising=False)
+    monkeypatch.setattr(small_batches, "_STRATEGY", "public class SmallBatches { private NoSuchStrategy spark; }")
     with capture_logs() as logged:
-        without_exchange(spark)
-    assert [line["event"] for line in logged] == ["small batches have two stages"]
+        plan_small_batches(spark)
+    assert [line["event"] for line in logged] == ["small batches are planned as large ones"]
