@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from streaming_jobs.platform.one_task import ONE_TASK
+from streaming_jobs.platform.one_task import IMPORTS, ONE_TASK
 from streaming_jobs.platform.spark_jvm import new_object
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _COLLECTED_ROWS = """
-import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.classic.SparkSession;
@@ -37,7 +36,6 @@ import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.RDDScanExec;
 import org.apache.spark.sql.execution.arrow.ArrowBatchStreamWriter;
 import org.apache.spark.sql.internal.SQLConf;
-import scala.Option;
 
 public class CollectedRows {
     public boolean canWrite(String file) {
@@ -138,7 +136,7 @@ def _collected_rows(session: Any) -> Any:
         try:
             from pyspark.sql.types import _parse_datatype_json_string  # noqa: F401 - PySpark does not promise it
 
-            collected = new_object(session, "CollectedRows", _COLLECTED_ROWS + ONE_TASK)
+            collected = new_object(session, "CollectedRows", IMPORTS + _COLLECTED_ROWS + ONE_TASK)
             with _memory() as (_, path):
                 if not collected.canWrite(path):
                     raise PermissionError("the JVM may not open the memory of this process")

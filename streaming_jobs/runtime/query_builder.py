@@ -35,8 +35,8 @@ from streaming_jobs.runtime.late_records import LateRecords
 from streaming_jobs.runtime.output_frames import fitted_outputs
 from streaming_jobs.runtime.query_handle import BuiltQuery, QueryHandle, for_each_batch
 from streaming_jobs.runtime.shared_plan import SharedPlan
-from streaming_jobs.runtime.small_batches import WITHOUT_CLOSURES, plan_small_batches
 from streaming_jobs.runtime.slice_commits import SliceCommits
+from streaming_jobs.runtime.small_batches import WITHOUT_CLOSURES, plan_small_batches
 from streaming_jobs.runtime.spark_plan import PlanTraits
 from streaming_jobs.runtime.state_changes import StateChange, other_state
 from streaming_jobs.runtime.stateless_part import stateless_parts

@@ -68,7 +68,7 @@ public class SmallBatches extends SparkStrategy {
     private static final String WHOLE = SQLConf$.MODULE$.WHOLESTAGE_CODEGEN_ENABLED().key();
     private static final String PARTS = SQLConf$.MODULE$.CODEGEN_FACTORY_MODE().key();
     private static final String CODE = "recourse.code"; // what has been chosen: interpreted or compiled
-    private static final long MOST_BYTES = 64L << 10; // of records as Spark keeps them: some 600
+    private static final long MOST_BYTES = 256L << 10; // of records as Spark keeps them: some 2,500
     private DataSourceV2Strategy spark;
 
     public void of(Object object) { // once for all queries of a session: each has the strategies of its start

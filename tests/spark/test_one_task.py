@@ -172,7 +172,7 @@ def test_rows_that_do_not_fit_the_driver_are_refused(spark: SparkSession, folder
 
 @pytest.mark.usefixtures("held")
 def test_a_query_that_stops_does_not_wait_for_all_rows(spark: SparkSession, folder: Path) -> None:
-    function = f"select explode(sequence(1, 1000)) as row, second from {{seconds}}"
+    function = "select explode(sequence(1, 1000)) as row, second from {seconds}"
     stream = Stream(spark, folder, lambda seconds: spark.sql(f"select {LONG} from ({function})", seconds=seconds))
     query = stream.start(**{"spark.sql.execution.arrow.maxRecordsPerBatch": "1"})
     assert stream.begun.wait(60)

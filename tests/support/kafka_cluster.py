@@ -29,7 +29,8 @@ class Record:
 class Cluster:
     """`faults` are used up in order: before a commit, each is called once, and may raise; None: no fault.
 
-    The offsets of the next `unsaid` records are not told, as after a request that was repeated.
+    The offsets of the next `unsaid` records are not told, as after a request that was repeated. The next record of the
+    topic `refuses` is not written.
     """
 
     committed: list[Record] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Cluster:
     faults: list[Callable[[], None] | None] = field(default_factory=list)
     producers: list[Producer] = field(default_factory=list)
     unsaid: int = 0
+    refuses: str = ""
 
     def producer(self, config: dict[str, Any]) -> Producer:
         self.producers.append(Producer(self, config))
@@ -86,13 +88,17 @@ class Producer:
     def flush(self, timeout: float) -> int:
         del timeout
         for record, on_delivery in self.waiting:
-            record.fields["offset"] = len(self.cluster.of(record.topic())) + len(self.sent)
+            sent = sum(each.topic() == record.topic() for each in self.sent)
+            record.fields["offset"] = len(self.cluster.of(record.topic())) + sent
             self.sent.append(record)
             said = dict(record.fields)
             if self.cluster.unsaid:
                 self.cluster.unsaid -= 1
                 said["offset"] = -1001
-            on_delivery(None, Record(said))
+            refused = record.topic() == self.cluster.refuses
+            if refused:
+                self.cluster.refuses = ""
+            on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT) if refused else None, Record(said))
         self.waiting.clear()
         return 0
 

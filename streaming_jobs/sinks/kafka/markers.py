@@ -22,6 +22,7 @@ from streaming_jobs.sinks.kafka.clients import MARKER_BYTES, ClientLost, in_time
 from streaming_jobs.sinks.kafka.producer import Outgoing
 from streaming_jobs.sources.topics import KEEP_FOREVER, NOT_SHOWN, TopicInfo
 
+_ENROLLING = b"enrolling"
 _OWNER, _SHARDS = "recourse.owner", "recourse.shards"
 _FIRST_LOOK = 64
 _WAIT_AT_END = 10
@@ -98,6 +99,11 @@ def marker_record(
 ) -> Outgoing:
     headers = [(_OWNER, owner.encode()), *([(_SHARDS, str(shards).encode())] if shards else [])]
     return Outgoing(topic, key.encode(), entry.encode().encode(), headers, partition=partition)
+
+
+def enrolling_record(topic: str, partition: int) -> Outgoing:
+    """A record that enrols the markers' partition in a transaction, and that no reader of markers takes for one."""
+    return Outgoing(topic, _ENROLLING, b"", partition=partition)
 
 
 Connect = Callable[[dict[str, Any]], Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -44,10 +45,12 @@ Connect = Callable[[dict[str, Any]], Any]
 class Delivered:
     """The acknowledged records, from delivery reports: their number, and their ranges by partition.
 
-    The ranges lack records whose offset the broker did not say, as after a repeated request: `without_offset`.
+    The ranges lack records whose offset the broker did not say, as after a repeated request: `without_offset`. Records
+    of the topic `uncounted` are in neither; that one of them failed is noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, uncounted: str = "") -> None:
+        self._uncounted = uncounted
         self._ranges: dict[str, dict[int, list[int]]] = {}
         self.without_offset = 0
         self.failure: KafkaError | None = None
@@ -60,11 +63,14 @@ class Delivered:
 
     def of(self, topic: str) -> Report:
         """What takes the reports of a topic's records. The client's library calls it, so it must not raise."""
-        ranges = self._ranges.setdefault(topic, {})
+        counted = topic != self._uncounted
+        ranges = self._ranges.setdefault(topic, {}) if counted else {}
 
         def report(error: KafkaError | None, message: Message) -> None:  # once per record: every name is a local one
             if error is not None:
                 self.failure = self.failure or error
+                return
+            if not counted:
                 return
             offset = message.offset()
             if offset is None or offset < 0:
@@ -122,8 +128,12 @@ class BatchProducer:
         ids: Mapping[str, str],
         marker: Callable[[tuple[WrittenRange, ...]], Outgoing],
         before_commit: Callable[[], None] = lambda: None,
+        enrolling: Outgoing | None = None,
     ) -> tuple[WrittenRange, ...]:
         """One transaction of these records and a marker, which is made when their offsets are known.
+
+        The client asks the broker to add a partition to the transaction once it has a record for it, and waits. The
+        record `enrolling`, which nobody reads, has the marker's partition asked for with those of the records.
 
         Raises PermanentError, and commits nothing, unless their number is `expected`.
         """
@@ -131,7 +141,7 @@ class BatchProducer:
         def run() -> tuple[WrittenRange, ...]:
             until = time.monotonic() + self._timeout.total_seconds()
             self._client.begin_transaction()
-            delivered = self._send(records, expected, until)
+            delivered = self._send(records, expected, until, enrolling)
             if delivered.without_offset:  # after a range that begins too late, a recovery leaves wrong records
                 raise ClientLost(f"the broker did not say the offsets of {delivered.without_offset:,} records")
             ranges = delivered.ranges(ids)
@@ -156,12 +166,14 @@ class BatchProducer:
         if client is not None:
             leave(client, self._timeout.total_seconds() if abort else None)
 
-    def _send(self, records: Iterable[Record], expected: int, until: float) -> Delivered:
-        delivered, client = Delivered(), self._client
+    def _send(
+        self, records: Iterable[Record], expected: int, until: float, enrolling: Outgoing | None = None
+    ) -> Delivered:
+        delivered, client = Delivered("" if enrolling is None else enrolling.topic), self._client
         produce = client.produce
         at, name, report = "", "", delivered.of("")
         look = _LOOK_EVERY
-        for topic, key, value, headers, timestamp, partition in records:
+        for topic, key, value, headers, timestamp, partition in _enrolled(records, enrolling):
             if topic != at:
                 at, name, report = topic, kafka_name(topic), delivered.of(topic)
             while True:
@@ -207,6 +219,14 @@ class BatchProducer:
                     raise
                 continue
             return
+
+
+def _enrolled(records: Iterable[Record], enrolling: Outgoing | None) -> Iterable[Record]:
+    """The records, with the enrolling one after the first of them: alone, it would be asked for by itself."""
+    if enrolling is None:
+        return records
+    rest = iter(records)
+    return chain(islice(rest, 1), (enrolling,), rest)
 
 
 def _check(until: float) -> None:

@@ -172,7 +172,8 @@ class TransactionWriter(_ProducerOfBatches):
                 return self._marker(replace(entry, written=ranges))
 
             before = partial(self.before_commit, entry.batch)
-            ranges = producer.transact(records, records.count, records.topic_ids, marker, before)
+            enrolling = markers.enrolling_record(self._markers, self._partition)
+            ranges = producer.transact(records, records.count, records.topic_ids, marker, before, enrolling)
             self.newest = replace(entry, written=ranges)
             return True
 

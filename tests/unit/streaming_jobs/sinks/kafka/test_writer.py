@@ -180,9 +180,37 @@ def test_a_marker_that_is_gone_or_older_ends_the_driver_before_it_writes_a_batch
 def test_markers_go_to_partition_0_of_a_topic_that_producers_do_not_make() -> None:
     cluster = Cluster()
     opened(cluster).write(entry(0), Records([b"a"]))
-    assert [record.partition() for record in cluster.of(MARKERS)] == [0, 0]
+    assert [record.partition() for record in cluster.of(MARKERS)] == [0, 0, 0]
     assert [record.partition() for record in cluster.of(TOPIC)] == [-1]
     assert cluster.producers[0].config["allow.auto.create.topics"] is False
+
+
+def test_the_partition_of_markers_is_enrolled_beside_that_of_the_first_record_and_readers_see_the_marker_alone() -> (
+    None
+):
+    cluster = Cluster()
+    driver = opened(cluster)
+    assert driver.write(entry(0), Records([b"a", b"b"]))
+    written = cluster.committed[1:]
+    assert [(record.topic(), record.value()) for record in written[:3]] == [
+        (TOPIC, b"a"),
+        (MARKERS, b""),
+        (TOPIC, b"b"),
+    ]
+    assert written[1].key() != written[3].key() and len(written) == 4
+    assert driver.newest.written == (WrittenRange(TOPIC, "", -1, 0, 2, 2),)  # type: ignore[union-attr]
+    cluster.committed.pop()  # no transaction ends so; were it the newest record, it would be no marker
+    started = writer(cluster)
+    started.mark(lambda at: at)  # type: ignore[arg-type, return-value]
+    assert started.position == Txn(1, -1)
+
+
+def test_a_batch_whose_enrolling_record_fails_is_written_by_another_producer() -> None:
+    cluster = Cluster()
+    driver = opened(cluster)
+    cluster.refuses = MARKERS
+    assert driver.write(entry(0), Records([b"a"]))
+    assert cluster.values(TOPIC) == [b"a"] and len(cluster.producers) == 2
 
 
 def test_no_representation_shows_the_properties_of_clients() -> None:
@@ -255,7 +283,7 @@ def test_a_shard_is_written_once_by_whichever_process_is_first_and_not_without_i
     again = shard(cluster, "driver")
     assert not again.write(entry(0), Records([b"a"])) and again.position == Txn(1, 0)
     assert cluster.values(TOPIC) == [b"a"]
-    assert [record.partition() for record in cluster.of(SHARD_MARKERS)] == [0, 0]
+    assert [record.partition() for record in cluster.of(SHARD_MARKERS)] == [0, 0, 0]
 
 
 def test_a_new_generation_claims_its_shards_and_an_older_one_is_refused() -> None:
