@@ -116,13 +116,13 @@ import org.apache.spark.storage.BlockManager;
 import org.apache.spark.storage.StorageLevel;
 
 public class SentRecords {
-    private java.util.List found, blocks, shuffles, times;
+    private java.util.List found, blocks, shuffles, times, states;
     private SparkPlan whole;
-    private int states = 0;
 
     public String scans(Object plan) { // the end of each scan; null: the plan cannot run again with other records
         whole = (SparkPlan) plan;
         times = new java.util.ArrayList();
+        states = new java.util.ArrayList();
         found = new java.util.ArrayList();
         blocks = new java.util.ArrayList();
         shuffles = new java.util.ArrayList();
@@ -148,7 +148,7 @@ public class SentRecords {
         }
         // Of several operators with state, one may have written its state before another one's records failed: Spark
         // would commit that one. A semi join has the watermark of the batch before, which counts what it has read.
-        if (node instanceof StateStoreWriter && ++states > 1) return false;
+        if (node instanceof StateStoreWriter && states.add(node) && states.size() > 1) return false;
         if (node instanceof StreamingSymmetricHashJoinExec) return false;
         if (node instanceof EventTimeWatermarkExec) times.add(node);
         if (node instanceof ShuffleExchangeExec) shuffles.add(node);
@@ -170,6 +170,7 @@ public class SentRecords {
     public void runAll() { // no task is left out because it has run, and nothing is counted twice
         whole.resetMetrics();
         for (int i = 0; i < times.size(); i++) ((EventTimeWatermarkExec) times.get(i)).eventTimeStats().reset();
+        for (int i = 0; i < states.size(); i++) ((StateStoreWriter) states.get(i)).checkpointInfoAccumulator().reset();
         MapOutputTrackerMaster outputs = (MapOutputTrackerMaster) SparkEnv.get().mapOutputTracker();
         for (int i = 0; i < shuffles.size(); i++) {
             int shuffle = ((ShuffleExchangeExec) shuffles.get(i)).shuffleId();

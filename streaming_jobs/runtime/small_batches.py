@@ -120,7 +120,7 @@ public class SmallBatches extends SparkStrategy {
         if (!conf.contains(CODE)) {
             if (!interpreted || conf.contains(WHOLE) || conf.contains(PARTS)) return;
         } else if (conf.getConfString(CODE).equals("interpreted") == interpreted) return;
-        // Not unset: jobs within the batch would keep what they inherit.
+        // Not unset: what is planned within the batch would inherit the options of the batch.
         conf.setConfString(WHOLE, Boolean.toString(!interpreted));
         conf.setConfString(PARTS, interpreted ? "NO_CODEGEN" : "FALLBACK");
         conf.setConfString(CODE, interpreted ? "interpreted" : "compiled");

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 
 from streaming_jobs.platform.collected import to_arrow
 from streaming_jobs.platform.spark import PARTITIONS
+from streaming_jobs.platform.spark_jvm import new_object
 from streaming_jobs.runtime.function_plan import all_set_to
+from streaming_jobs.runtime.query_handle import _SENT_RECORDS
 from streaming_jobs.runtime.small_batches import plan_small_batches
 from streaming_jobs.sources.data_source import load
 from streaming_jobs.sources.planner import BatchLimits
@@ -25,7 +27,7 @@ from tests.support.steps import StepReading, step
 
 SECONDS = [(5, 11, 12), (25, 3), (7,)]
 LONG = "aggregate(sequence(1, 40000), 0L, (sum, each) -> (sum + each * second) % 1000003)"
-"""A quarter of a second for a row."""
+"""A tenth of a second for a record, or more."""
 
 
 class Stream:
@@ -38,6 +40,8 @@ class Stream:
         self.rows: list[list[dict[str, Any]]] = []
         self.jobs: list[int] = []
         self.observed: list[int] = []
+        self.left: list[Any] = []
+        """The task that the batch's thread thinks it is in, after each batch."""
         self.begun = threading.Event()
         self._query: Any = None
         self._known = threading.Event()
@@ -66,7 +70,10 @@ class Stream:
         assert self._known.wait(60)
         before = self._jobs
         self.begun.set()
-        self.rows.append(to_arrow(batch).to_pylist())
+        try:
+            self.rows.append(to_arrow(batch).to_pylist())
+        finally:
+            self.left.append(self.spark._jvm.org.apache.spark.TaskContext.get())  # type: ignore[union-attr]
         self.jobs.append(self._jobs - before)
         counts = self._query.lastExecution().observedMetrics().get("seen")
         self.observed.append(counts.get().getLong(0))
@@ -90,12 +97,14 @@ def folder(spark: SparkSession, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def held(spark: SparkSession) -> Iterator[None]:
-    """After the test Spark's tasks hold no memory, and no block is locked."""
-    yield
+    """After the test tasks hold no memory, and Spark knows of no task that may lock blocks, but those of before."""
     env = spark._jvm.org.apache.spark.SparkEnv.get()  # type: ignore[union-attr]
+    blocks = env.blockManager().blockInfoManager()
+    before = blocks.getNumberOfMapEntries() - blocks.size()
+    yield
     assert env.memoryManager().executionMemoryUsed() == 0
-    assert env.blockManager().blockInfoManager().getTaskLockCount(1 << 40) == 0
-    assert spark._jvm.org.apache.spark.TaskContext.get() is None  # type: ignore[union-attr]
+    assert env.blockManager().memoryStore().currentUnrollMemory() == 0
+    assert blocks.getNumberOfMapEntries() - blocks.size() == before
 
 
 @pytest.mark.usefixtures("held")
@@ -107,6 +116,7 @@ def test_a_small_batch_takes_no_job_and_its_state_goes_on_after_restarts(spark: 
     (folder / "later").rename(later)
     stream.run()
     assert stream.jobs == [0, 0, 0]
+    assert stream.left == [None] * 3
     assert stream.observed == [3, 2, 1]
     assert [{row["ten"]: row["n"] for row in rows} for rows in stream.rows] == [{0: 1, 1: 2}, {2: 1, 0: 2}, {0: 3}]
 
@@ -137,7 +147,7 @@ def test_a_task_that_raises_leaves_the_state_as_it_was(spark: SparkSession, fold
     failing = Stream(spark, folder, raises)
     with pytest.raises(StreamingQueryException, match="DIVIDE_BY_ZERO"):
         failing.run()
-    assert [len(rows) for rows in failing.rows] == [2]
+    assert [len(rows) for rows in failing.rows] == [2] and failing.left == [None] * 2
     divisor = 59
     stream = Stream(spark, folder, raises).run()
     assert stream.jobs == [0, 0]
@@ -171,12 +181,55 @@ def test_rows_that_do_not_fit_the_driver_are_refused(spark: SparkSession, folder
 
 
 @pytest.mark.usefixtures("held")
-def test_a_query_that_stops_does_not_wait_for_all_rows(spark: SparkSession, folder: Path) -> None:
-    function = "select explode(sequence(1, 1000)) as row, second from {seconds}"
-    stream = Stream(spark, folder, lambda seconds: spark.sql(f"select {LONG} from ({function})", seconds=seconds))
-    query = stream.start(**{"spark.sql.execution.arrow.maxRecordsPerBatch": "1"})
+def test_a_kept_frame_whose_task_raises_gives_its_memory_back(spark: SparkSession, folder: Path) -> None:
+    class Kept(Stream):
+        def _take(self, batch: DataFrame, number: int) -> None:
+            batch.persist()
+            before = self._jobs
+            try:
+                to_arrow(batch)
+            except ArithmeticException:
+                self.jobs.append(self._jobs - before)
+            batch.unpersist()
+
+    stream = Kept(spark, folder, lambda seconds: seconds.select(F.lit(1) / (F.col("second") * 0))).run()
+    assert stream.jobs == [0, 0, 0]
+
+
+def test_of_a_plan_that_ran_twice_the_state_of_the_second_run_is_committed(spark: SparkSession, folder: Path) -> None:
+    ids: list[list[str]] = []
+
+    class Twice(Stream):
+        def _take(self, batch: DataFrame, number: int) -> None:
+            assert self._known.wait(60)
+            plan = self._query.lastExecution().executedPlan()
+            to_arrow(batch)
+            self.note(plan)
+            sent = new_object(self.spark, "SentRecords", _SENT_RECORDS)
+            assert sent.scans(plan) is not None
+            sent.runAll()
+            super()._take(batch, number)
+            self.note(plan)
+
+        def note(self, node: Any) -> None:
+            while str(node.nodeName()) != "StateStoreSave":
+                node = node.children().head()
+            made = node.checkpointInfoAccumulator().value()
+            ids.append([str(made.get(at).stateStoreCkptId().get()[0]) for at in range(made.size())])
+
+    stream = Twice(spark, folder, by_ten).run()
+    assert [len(each) for each in ids] == [1] * 6 and ids[0] != ids[1]
+    assert [{row["ten"]: row["n"] for row in rows} for rows in stream.rows] == [{0: 1, 1: 2}, {2: 1, 0: 2}, {0: 3}]
+    assert ids[1][0] in (folder / "state" / "commits" / "0").read_text()
+
+
+@pytest.mark.usefixtures("held")
+def test_a_query_that_stops_does_not_wait_for_all_records(spark: SparkSession, folder: Path) -> None:
+    step(folder / "many", 0, *range(600))
+    stream = Stream(spark, folder, lambda seconds: by_ten(seconds.where(F.expr(f"{LONG} >= 0"))))
+    query = stream.start(replace(stream.reading, folder=folder / "many"))
     assert stream.begun.wait(60)
     began = time.monotonic()
     query.stop()
     assert time.monotonic() - began < 5
-    assert not stream.rows
+    assert query.exception() is None and not stream.rows

@@ -222,7 +222,7 @@ class BatchProducer:
 
 
 def _enrolled(records: Iterable[Record], enrolling: Outgoing | None) -> Iterable[Record]:
-    """The records, with the enrolling one after the first of them: alone, it would be asked for by itself."""
+    """The records, with the enrolling one after the first: before it, its partition would take a request of its own."""
     if enrolling is None:
         return records
     rest = iter(records)
