@@ -101,7 +101,9 @@ def held(spark: SparkSession) -> Iterator[None]:
     env = spark._jvm.org.apache.spark.SparkEnv.get()  # type: ignore[union-attr]
     blocks = env.blockManager().blockInfoManager()
     before = blocks.getNumberOfMapEntries() - blocks.size()
+    arrow = spark._jvm.org.apache.spark.sql.util.ArrowUtils.rootAllocator()  # type: ignore[union-attr]
     yield
+    assert not [name for each in arrow.getChildAllocators() if (name := str(each.getName())).startswith("toArrow")]
     assert env.memoryManager().executionMemoryUsed() == 0
     assert env.blockManager().memoryStore().currentUnrollMemory() == 0
     assert blocks.getNumberOfMapEntries() - blocks.size() == before
@@ -154,6 +156,7 @@ def test_a_task_that_raises_leaves_the_state_as_it_was(spark: SparkSession, fold
     assert [{row["ten"]: row["n"] for row in rows} for rows in stream.rows] == [{2: 1, 0: 2}, {0: 3}]
 
 
+@pytest.mark.usefixtures("held")
 def test_what_a_task_raises_is_what_pyspark_raises(spark: SparkSession, folder: Path) -> None:
     raised: list[Exception] = []
 
