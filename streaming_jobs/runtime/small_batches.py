@@ -87,9 +87,9 @@ public class SmallBatches extends SparkStrategy {
 
     public Seq apply(LogicalPlan plan) {
         SQLConf conf = SQLConf$.MODULE$.get();
-        boolean root = plan instanceof ReturnAnswer;
-        if (root) choose(conf, readsRecordsAlone(plan) && statePartitions(conf).equals("1"));
-        if (root || !statePartitions(conf).equals("1")) return NOTHING;
+        boolean one = statePartitions(conf).equals("1");
+        if (plan instanceof ReturnAnswer) choose(conf, one && readsRecordsAlone(plan)); // the root: first
+        if (!one || plan instanceof ReturnAnswer) return NOTHING;
         boolean watermark = plan instanceof EventTimeWatermark; // which would forget how many partitions it has
         SparkPlan planned = watermark || leaf(plan) instanceof StreamingDataSourceV2ScanRelation ? planned(plan) : null;
         if (planned == null) return NOTHING;
@@ -156,7 +156,7 @@ public class SmallBatches extends SparkStrategy {
 
 
 def plan_small_batches(spark: SparkSession) -> None:
-    """Let queries that start from now on, if their state has one partition, run a small batch as one stage."""
+    """Let queries that start from now on, with one partition of state, run small batches as one stage, interpreted."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     try:
