@@ -48,7 +48,6 @@ def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
         yield addresses
 
 
-@pytest.mark.timeout(400)
 def test_the_documented_rights_are_enough_for_a_stream_that_reads_and_writes_topics_and_its_recovery(
     secured: tuple[str, str], settings: SettingsFactory, spark: SparkSession
 ) -> None:

@@ -19,7 +19,6 @@ from tests.support import ROOT, archived
 from tests.support.archived import APPEND, CREATE, delete_before, fill, in_order, truth
 from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, variables
 
-pytestmark = pytest.mark.timeout(300)
 FLOWS = {"flows": ["tests.support.archived"]}
 
 
@@ -92,7 +91,6 @@ MORE_KILLS = ("batch_started:0", "staged:1", "primary_committed:2", "batch_commi
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kills", [KILLS, MORE_KILLS])
 def test_a_recovery_replays_from_the_archive_that_was_killed_in_its_commits(
     bench: BenchFactory, broker: Broker, kills: tuple[str, ...]

@@ -26,7 +26,6 @@ COUNT = 3_000
 STREAM = "low_stock"
 SMALL = "300"
 """Offsets per batch: several batches of each version of the code."""
-pytestmark = pytest.mark.timeout(300)
 Rows = list[tuple[object, ...]]
 
 

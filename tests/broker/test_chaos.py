@@ -26,7 +26,6 @@ files written and nothing committed."""
 LONG_SEED, LONG_KILLS = 11, 45
 
 
-@pytest.mark.timeout(300)
 def test_five_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     streams = ("flights_split", "flights_judged")
@@ -69,7 +68,6 @@ def test_forty_five_kills_of_drivers_planners_and_workers_lose_nothing_and_doubl
     assert report.verdict.verified == len(report.plan.streams) * report.verdict.records > 0
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Signals) -> None:
     home = tmp_path / "home"

@@ -23,7 +23,6 @@ from tests.support.standalone import StandaloneCluster, standalone
 from tests.support.things import expected_totals, thing
 
 COUNT = 4_000
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

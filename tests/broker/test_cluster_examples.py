@@ -29,7 +29,7 @@ from tests.support.standalone import StandaloneCluster, standalone
 SHARE = 0.05
 """Of the flights: 16,838, of which the last ten days' windows stay open."""
 FLIGHTS = "streaming_jobs.examples.flights.streams"
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

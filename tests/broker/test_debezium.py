@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
-
 from tests.support.debezium_flows import CLIENTS, clients
 from tests.support.driver import Bench, produce, rows
 
@@ -34,7 +32,6 @@ def history(seed: int) -> tuple[list[tuple[bytes, bytes | None]], dict[int, str 
     return records, there
 
 
-@pytest.mark.timeout(300)
 def test_the_table_is_what_the_database_has_and_a_replay_with_other_batches_too(bench: Callable[..., Bench]) -> None:
     made = bench({"stream.max_offsets_per_trigger": 300})
     made.topics.create(CLIENTS.name, 2)

@@ -43,7 +43,6 @@ def changing(things):
 LARGEST = ', StructField("largest", IntegerType(), True, {"comment": "The largest change"})'
 
 
-@pytest.mark.timeout(900)
 def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_runs_on(
     settings: SettingsFactory, broker: Broker, tmp_path: Path
 ) -> None:
@@ -155,7 +154,6 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         process.communicate()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "killed_at",
     ["", *(pytest.param(point, marks=pytest.mark.long) for point in ("recover_follow_ran", "recover_publish_between"))],

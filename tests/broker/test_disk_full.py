@@ -85,7 +85,6 @@ def batch(settings: Settings, stream: str) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_a_full_disk_of_the_tables_stops_the_streams_loudly_and_a_start_with_space_goes_on(
     things: tuple[Settings, str], disk: SmallDisk, run: Run, tmp_path: Path
 ) -> None:
@@ -108,7 +107,6 @@ def test_a_full_disk_of_the_tables_stops_the_streams_loudly_and_a_start_with_spa
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_a_full_disk_of_the_state_is_waited_for_and_the_same_session_goes_on(
     things: tuple[Settings, str], disk: SmallDisk, run: Run
 ) -> None:

@@ -15,7 +15,6 @@ from tests.support.pages import code_of
 LOOKUP = code_of("lookup.md", blocks=1)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("flows", "shown", "number"),
     [

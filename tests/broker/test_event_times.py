@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -49,7 +48,6 @@ def of_time(text: str) -> tuple[bytes, bytes]:
     return b"x", json.dumps({"k": KEYS[0], "n": 1, "t": text}).encode()
 
 
-@pytest.mark.timeout(600)
 def test_a_far_future_event_time_is_a_dead_letter_and_late_rows_are_counted_one_by_one(
     bench: BenchFactory, topic: str
 ) -> None:
@@ -83,7 +81,6 @@ def test_a_far_future_event_time_is_a_dead_letter_and_late_rows_are_counted_one_
     assert any("lies" in warning and "after the newest record's own timestamp" in warning for warning in ended.warnings)
 
 
-@pytest.mark.timeout(600)
 def test_numbers_and_functions_make_event_times(bench: BenchFactory, topic: str) -> None:
     made = bench()
     made.topics.create(topic, 2)

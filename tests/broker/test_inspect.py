@@ -29,7 +29,6 @@ from tests.support.spark_cluster import java_for_spark
 from tests.support.taken_flows import TOPIC, WITH_STATE, fewer, firsts, others, taken, totals
 from tests.unit.streaming_jobs.inspection.test_inspection import state_of
 
-pytestmark = pytest.mark.timeout(900)
 COLUMNS = OffsetColumns("partition", "offset")
 ROCKS_DB = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."

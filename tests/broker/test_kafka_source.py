@@ -20,8 +20,6 @@ from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
 from tests.support.things import THINGS, plain, thing
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def numbers(made: Bench) -> list[int]:
     return sorted(row["n"] for row in rows(made.settings, "plain"))
@@ -135,7 +133,6 @@ def produce_at_once(bootstrap: str, topic: str, records: Iterable[tuple[bytes, b
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFactory, topic: str) -> None:
     # Batches as large as ten seconds allow: a slow machine would read small ones, which need no workers.
     made = bench({"stream.min_commit_interval": "10 ms", "stream.batch_seconds": "10 seconds"})

@@ -87,7 +87,6 @@ def closing(events: Sequence[Event], days: int) -> list[Event]:
     return [(after, "k0", len(events)), (after + timedelta(minutes=30), "k0", len(events) + 1)]
 
 
-@pytest.mark.timeout(300)
 def test_a_stream_of_shuffled_records_that_was_killed_has_every_record_once_its_late_days_are_rebuilt(
     bench: BenchFactory, topic: str
 ) -> None:
@@ -150,7 +149,6 @@ def rebuilt_wholly(made: Bench, stream: Stream, runs: int = 40) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_recovery_and_its_undo_lose_no_late_record(bench: BenchFactory, topic: str) -> None:
     made, stream, days = bench(), summed(topic), 30
     made.topics.create(topic, 2)

@@ -98,7 +98,6 @@ def shop(bench: BenchFactory) -> Iterator[Shop]:
     here.topics.delete(TOPIC)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stream", ["valued", pytest.param("value_sums", marks=pytest.mark.long)])
 def test_a_repeated_batch_a_replay_and_an_undo_meet_the_versions_of_the_first_run(shop: Shop, stream: str) -> None:
     small, marked = {"RECOURSE_STREAM__MAX_OFFSETS_PER_TRIGGER": "100"}, {"LOOKUP_MARK": "7"}

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 from orchestration.metrics.endpoint import MetricsServer, exposition
 from orchestration.metrics.figures import FIGURES
 from orchestration.metrics.monitoring import dashboard, rules
@@ -21,7 +19,6 @@ from tests.support.prometheus import prometheus
 from tests.support.things import thing
 
 
-@pytest.mark.timeout(600)
 def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
     settings: SettingsFactory, broker: Broker, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from tests.support.store_server import StoreServer
 from tests.support.things import expected_totals, thing
 
 COUNT = 4_000
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from tests.homes.make import ARCHIVES, RECORDS, STREAMS, TOPIC, event, recourse
 from tests.support.driver import produce, rows
 
 MORE = 60
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(params=sorted(ARCHIVES.glob("*.tar.xz")), ids=lambda path: path.name.removesuffix(".tar.xz"))

@@ -144,7 +144,6 @@ def topics(broker: Broker) -> Iterator[str]:
             admin.delete(name)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "stream", [name if name in CI else pytest.param(name, marks=pytest.mark.long) for name in ERRORS]
 )

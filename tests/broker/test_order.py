@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 from deltalake import DeltaTable
 
 from streaming_jobs.settings import Settings
@@ -45,7 +44,6 @@ def test_a_topic_of_changes_and_tombstones_read_as_one_batch(bench: Callable[...
     assert_left(made.settings, left)
 
 
-@pytest.mark.timeout(400)
 def test_many_batches_end_as_the_same_table_and_so_does_a_replay_of_them_with_other_borders(
     bench: Callable[..., Bench],
 ) -> None:

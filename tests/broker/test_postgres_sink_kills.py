@@ -94,7 +94,6 @@ def recourse(settings: Settings, bootstrap: str, *arguments: str, kill: str = ""
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_records_are_skipped_though_a_table_cannot_be_rebuilt_and_each_other_row_is_there_once(
     fed: tuple[Settings, str], server: Postgres
 ) -> None:

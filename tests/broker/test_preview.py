@@ -29,7 +29,6 @@ __all__ = ["home"]
 COUNT = 3_000
 SAME = 'F.when(F.col("kind") != "sold", F.col("quantity")).otherwise(-F.col("quantity"))'
 """The right function, written in another way."""
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

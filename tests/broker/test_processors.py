@@ -29,7 +29,6 @@ def read(made: Bench, sent: int) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_runs_over_what_there_is_end_and_so_does_their_replay(made: Bench) -> None:
     assert read(made, 2) == [2], "the timer that was due has fired"
     assert read(made, 1) == [2, 3], "the run begins with the batch that the last one had planned"

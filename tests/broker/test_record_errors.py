@@ -75,7 +75,6 @@ def stack_traces() -> Iterator[list[str]]:
             logger.removeHandler(handler)
 
 
-@pytest.mark.timeout(600)
 def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_and_all_others_rows(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +127,6 @@ def test_records_that_raise_become_dead_letters_with_their_place_and_traceback_a
     assert "wrong" not in verified, verified
 
 
-@pytest.mark.timeout(600)
 def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_stops_the_stream(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +167,6 @@ def test_ahead_of_state_records_are_set_aside_and_what_no_record_raises_alone_st
     assert rows(made.settings, "wrong") == rows(made.settings, "wrong_dead_letters") == []
 
 
-@pytest.mark.timeout(400)
 def test_what_is_computed_again_leaves_out_the_records_that_became_dead_letters(made: Bench) -> None:
     assert made.run(raising_flows.sliced).status.error is None
     tools = Tools(made.settings, made.topics, made.bootstrap, lambda: made.spark, waits=Waits(commit=60.0))

@@ -35,7 +35,6 @@ from tests.support.driver import command, until
 from tests.support.stories import copy_of, stock_story, with_a_bug
 
 COUNT = 4_000
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +132,6 @@ def polled(story: Story) -> Iterator[list[dict[str, int]]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("story", "words"), [("recovery", "; P: published; U: undone"), ("quality", "it is red")])
 def test_the_story_as_it_is_told(broker: Broker, tmp_path: Path, story: str, words: str) -> None:
     """The demonstrations themselves: the plot of a reader through recovery and undo, the suite that leads there."""
@@ -363,7 +361,6 @@ SESSION = ["streaming_jobs.session", "--streams", "inventory,low_stock"]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("command", [STREAMS_RUN, SESSION], ids=["streams run", "unsupervised"])
 def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story, command: list[str]) -> None:
     """Afterwards `streams run` goes on with all of them: the driver had the corrected code from its start on."""

@@ -32,7 +32,6 @@ FIRST = 20_000
 PER_SECOND = 100
 FRESH_WITHIN = 45.0
 """Seconds. On a quiet machine it is 5; where streams stop first, the replay and a start of Spark come on top."""
-pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

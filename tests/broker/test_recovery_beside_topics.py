@@ -28,7 +28,6 @@ TOPIC = diamond.MARKS.name
 MARKERS = f"__recourse.first.{TOPIC}"
 WRONG = dict.fromkeys(range(300, 500), 3000)
 """What the wrong code adds to the numbers of the second batch."""
-pytestmark = pytest.mark.timeout(600)
 
 
 class Live:

@@ -127,7 +127,6 @@ def home(broker: Broker, tmp_path: Path) -> Iterator[Home]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", ["minutes", "distinct_readings"])
 def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, stream: str) -> None:
     home.send(0, 450)  # four batches, then four more; windows and duplicates lie across the border
@@ -144,7 +143,6 @@ def test_windows_and_deduplication_go_on_from_the_savepoints_state(home: Home, s
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_two_tables_behind_one_state_are_killed_between_their_commits_recovered_and_put_back(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +194,6 @@ def expected(last: int, *, wrong_from: int) -> tuple[list[tuple[int, str, float]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stream", ["minutes", "distinct_readings"])
 def test_records_that_came_meanwhile_are_no_difference_under_a_watermark(home: Home, stream: str) -> None:
     """The same code replays what it wrote, in other batches; the watermark goes on with what came since."""
@@ -217,7 +214,6 @@ def test_records_that_came_meanwhile_are_no_difference_under_a_watermark(home: H
     assert len(home.rows(stream)) > len(published), "and it is rebuilt to the topic's end"
 
 
-@pytest.mark.timeout(300)
 def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column(home: Home) -> None:
     line = 'select("place", "id", "at")\n'
     home.send(0, 450)
@@ -238,7 +234,6 @@ def test_a_partitioned_table_is_rebuilt_over_a_compaction_with_a_new_column(home
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_records_that_nobody_wants_are_skipped_and_an_undo_reads_them(home: Home) -> None:
     home.send(0, 900)
     home.read("places")
@@ -261,7 +256,6 @@ def twice(first: int, last: int) -> list[int]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_changed_aggregation_begins_with_empty_state_on_the_savepoints_rows(home: Home) -> None:
     home.send(0, 450)
     home.read("minutes")
@@ -293,7 +287,6 @@ def test_a_changed_aggregation_begins_with_empty_state_on_the_savepoints_rows(ho
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_an_undo_keeps_what_came_after_the_publish(home: Home) -> None:
     line = 'select("place", "id", "at")\n'
     home.send(0, 300)

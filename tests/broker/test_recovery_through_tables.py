@@ -77,7 +77,6 @@ def killed(here: Bench, point: str, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, f"{point}: {done.stderr[-2000:]}"
 
 
-@pytest.mark.timeout(900)
 def test_a_diamond_of_tables_and_topics_is_put_right_and_taken_back(here: Bench) -> None:
     more(here, 500, 600)
     run(here, "first")  # right again, and the others have not read these rows when the plan stops them
@@ -137,7 +136,6 @@ def test_killed_between_its_streams_it_is_resumed_and_ends_the_same(here: Bench)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_given_up_after_the_replays_every_stream_goes_on_as_it_was(here: Bench) -> None:
     for point in ("first:recover_fence_ran:0", "last:recover_replay_ran:0", "first:recover_audit_ran:0"):
         plan = planned(here)["id"]
@@ -149,7 +147,6 @@ def test_given_up_after_the_replays_every_stream_goes_on_as_it_was(here: Bench) 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_reader_is_left_or_rebuilt_if_somebody_chooses_so(here: Bench) -> None:
     plan = planned(here, "--leave", "last", "--rebuild", "sums")
     assert {each["stream"] for each in plan["streams"]} == {"first", "sums", "seen"}
@@ -166,7 +163,6 @@ TWO_STEPS = "tests.support.two_steps"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_after_it(
     bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

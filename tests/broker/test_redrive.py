@@ -78,7 +78,6 @@ def check(bench: Bench, topic: str, count: int) -> None:
     assert verified.returncode == 0, verified.stdout
 
 
-@pytest.mark.timeout(400)
 def test_a_running_stream_takes_redrives_that_killed_commands_have_left(bench: BenchFactory, topic: str) -> None:
     made = begun(bench, topic)
     with running(made, priced(topic, "right")):
@@ -97,7 +96,6 @@ def test_a_running_stream_takes_redrives_that_killed_commands_have_left(bench: B
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("point", ["redrive_staged:0", "redrive_next:0", "redrive_next:1", "redrive_ended:0"])
 def test_a_command_that_is_killed_without_a_driver_is_simply_run_again(
     bench: BenchFactory, topic: str, point: str
@@ -111,7 +109,6 @@ def test_a_command_that_is_killed_without_a_driver_is_simply_run_again(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("point", ["redrive_next:0", "redrive_next:1", "redrive_ended:0"])
 def test_a_driver_that_is_killed_within_a_redrive_is_followed_by_one_that_ends_it(
     bench: BenchFactory, topic: str, point: str
@@ -130,7 +127,6 @@ def test_a_driver_that_is_killed_within_a_redrive_is_followed_by_one_that_ends_i
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_recovery_over_redriven_records_doubles_none_and_its_undo_brings_them_back(
     bench: BenchFactory, topic: str
 ) -> None:
@@ -204,7 +200,6 @@ class Killed(BaseException):
     """Ends a redrive at a crash point."""
 
 
-@pytest.mark.timeout(300)
 def test_a_redrive_that_was_killed_before_its_mark_has_each_record_of_a_window_once(
     bench: BenchFactory, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +225,6 @@ def test_a_redrive_that_was_killed_before_its_mark_has_each_record_of_a_window_o
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "point",
     [
@@ -258,7 +252,6 @@ def test_a_redrive_of_windows_that_is_killed_is_simply_run_again(bench: BenchFac
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recovery(
     bench: BenchFactory, topic: str
 ) -> None:
@@ -329,7 +322,6 @@ RIGHT = ({(0, 0): 5, (0, 1): 20, (1, 1): 30, (80, 1): 40}, {(1, 0): 61, (80, 0):
 """The sums with the rule of today, the late record among them."""
 
 
-@pytest.mark.timeout(300)
 def test_quarantined_rows_of_windows_become_rows_of_their_rebuilt_slices_once(bench: BenchFactory, topic: str) -> None:
     made, right = with_limits(bench, topic), limited(topic, "right")
     tools = Tools(made.settings, made.topics, made.bootstrap, lambda: made.spark, waits=Waits(commit=60.0))
@@ -353,7 +345,6 @@ def test_quarantined_rows_of_windows_become_rows_of_their_rebuilt_slices_once(be
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "point",
     [
@@ -380,7 +371,6 @@ def test_a_replay_of_quarantined_windows_that_is_killed_is_simply_run_again(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_quarantined_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recovery(
     bench: BenchFactory, topic: str
 ) -> None:

@@ -102,7 +102,6 @@ def home(broker: Broker, tmp_path: Path) -> Iterator[Home]:
             topics.delete(topic)
 
 
-@pytest.mark.timeout(400)
 def test_versions_of_a_schema_dead_letters_and_a_replay_without_the_registry(home: Home) -> None:
     registry = home.registry
     first, second, other = (registry.register("avro-orders-value", each) for each in (ORDER, NOTED, OTHER))
@@ -130,7 +129,6 @@ def test_versions_of_a_schema_dead_letters_and_a_replay_without_the_registry(hom
     assert "wrong" not in said, said
 
 
-@pytest.mark.timeout(400)
 def test_a_registry_that_is_away_only_delays_a_stream(home: Home) -> None:
     number = home.registry.register("avro-orders-value", ORDER)
     home.send(ORDER, b"\0" + number.to_bytes(4, "big"), {"id": 1, "price": 1.5})

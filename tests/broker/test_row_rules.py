@@ -56,7 +56,6 @@ def run(fed: tuple[Settings, str], streams: str, size: int = 600, **environment:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", ["driver", "executor"])
 def test_every_batch_adds_up_after_kills_at_its_commits(fed: tuple[Settings, str], path: str) -> None:
     settings, bootstrap = fed
@@ -132,7 +131,6 @@ def _verify(settings: Settings, bootstrap: str) -> None:
     assert outcomes["orders_clean_quarantine: row counts"]["verdict"] == "ok"
 
 
-@pytest.mark.timeout(300)
 def test_a_rule_that_fails_stops_the_stream_for_good_and_nothing_of_the_batch_is_visible(
     fed: tuple[Settings, str],
 ) -> None:

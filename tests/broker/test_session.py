@@ -89,7 +89,6 @@ def status(settings: Settings, bootstrap: str) -> dict[str, dict[str, Any]]:
     return {each["stream"]: each for each in json.loads(done.stdout)}
 
 
-@pytest.mark.timeout(900)
 def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_even_by_a_dying_jvm(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]]
 ) -> None:
@@ -146,7 +145,6 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     assert_chained(ledger(settings, "plain"))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["SIGTERM", "marker", pytest.param("stdin", marks=pytest.mark.long)])
 def test_a_session_ends_at_a_batch_border(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], how: str
@@ -204,7 +202,6 @@ def test_a_broker_that_is_not_there_is_a_failure_that_may_pass(things: tuple[Set
     assert code == 1 and "REC-012" in output, output[-2000:]
 
 
-@pytest.mark.timeout(300)
 def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_over(
     bench: BenchFactory, topic: str, spark: SparkSession
 ) -> None:
@@ -271,7 +268,6 @@ def mended(things):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
     things: tuple[Settings, str], drivers: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:

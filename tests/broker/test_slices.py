@@ -110,7 +110,6 @@ def in_day(key: tuple[str, datetime]) -> bool:
     return BEGIN <= key[1] < END
 
 
-@pytest.mark.timeout(400)
 def test_a_day_equals_a_run_that_never_erred_with_late_flights_at_its_borders(bench: BenchFactory, topic: str) -> None:
     made, stream = bench(), on_topic(airport_hours, topic)
     made.topics.create(topic, 2)
@@ -177,7 +176,6 @@ def running(bench: Bench, stream: Stream) -> Iterator[StreamRunner]:
         bench.finish(runner)
 
 
-@pytest.mark.timeout(300)
 def test_the_running_driver_commits_the_slice_and_the_stream_goes_on(bench: BenchFactory, topic: str) -> None:
     made, stream = bench(), row_wise(topic)
     made.topics.create(topic, 2)
@@ -199,7 +197,6 @@ def test_the_running_driver_commits_the_slice_and_the_stream_goes_on(bench: Benc
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", ["slice_staged", "slice_asked"])
 def test_a_rebuild_that_is_killed_is_simply_run_again(bench: BenchFactory, topic: str, point: str) -> None:
     made, stream = bench(), row_wise(topic)

@@ -19,8 +19,6 @@ from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, on_topic, produce, rows
 from tests.support.things import expected_totals, plain, thing, totals
 
-pytestmark = pytest.mark.timeout(300)
-
 BATCHES, RECORDS = 110, 6
 LOOK = 50
 MINUTES = 1.0

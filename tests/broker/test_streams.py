@@ -20,8 +20,6 @@ from tests.broker.conftest import BenchFactory
 from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
 from tests.support.things import KEYS, THING, THINGS, expected_totals, parity, plain, thing, totals, windows
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def fed(bench: Bench, topic: str, records: int, *, partitions: int = 1) -> None:
     bench.topics.create(topic, partitions)

@@ -78,7 +78,6 @@ MORE_KILLS = (
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kills", [KILLS, MORE_KILLS])
 def test_a_reader_killed_at_any_point_of_a_batch_loses_nothing_and_doubles_nothing(
     bench: BenchFactory, kills: tuple[str, ...]
@@ -118,7 +117,6 @@ LEFT = ("--leave", "copied")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_recovery_of_the_table_changes_nothing_for_a_reader_that_is_left_but_new_records(
     bench: BenchFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +188,6 @@ def compact(settings: Settings, table: str) -> None:
     assert TableMaintenance(sink, settings.table, 2).compact() > 1
 
 
-@pytest.mark.timeout(400)
 def test_a_reader_that_starts_first_waits_for_its_table_and_then_follows_it_live(bench: BenchFactory) -> None:
     here = made(bench)
     live = driver(here.settings, here.bootstrap, "--streams", "copied,clean", flows=FLOWS[0])
@@ -216,7 +213,6 @@ def test_a_reader_that_starts_first_waits_for_its_table_and_then_follows_it_live
     assert code == 0, output[-3000:]
 
 
-@pytest.mark.timeout(600)
 def test_a_reader_behind_what_is_left_is_refused_with_the_range_and_can_be_rebuilt(bench: BenchFactory) -> None:
     here = made(bench)
     streams = Topology.load(FLOWS)

@@ -28,7 +28,6 @@ def ran(home: Path, plan: LoopPlan, chosen: Steps | None = None) -> LoopReport[T
     return report
 
 
-@pytest.mark.timeout(600)
 def test_a_zombie_in_an_open_transaction_changes_nothing_in_a_chain_of_two_streams(tmp_path: Path) -> None:
     """Kills in open transactions are in test_topic_sink_kills.py."""
     chosen = [Freeze(COPIES, COPIES[0], 1, "zombie")]
@@ -39,7 +38,6 @@ def test_a_zombie_in_an_open_transaction_changes_nothing_in_a_chain_of_two_strea
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_figures_through_two_topics_are_what_arithmetic_says_after_a_kill_and_a_dead_broker(tmp_path: Path) -> None:
     """Minimum, maximum, difference, total, count, average and windowed counts of numbers in random order."""
     chosen = [

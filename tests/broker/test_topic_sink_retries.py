@@ -80,7 +80,6 @@ def run(home: Settings, attempts: Path) -> Run:
     return ran
 
 
-@pytest.mark.timeout(600)
 def test_tasks_that_fail_after_their_last_row_and_are_repeated_write_each_record_once(
     home: Settings, run: Run, attempts: Path
 ) -> None:
@@ -102,7 +101,6 @@ def test_tasks_that_fail_after_their_last_row_and_are_repeated_write_each_record
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_two_attempts_of_a_task_at_the_same_time_write_each_record_once(
     home: Settings, run: Run, attempts: Path, tmp_path: Path
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_refusals import cut
 from tests.support.driver import assert_chained, ledger, on_topic, produce, rows, until
@@ -13,7 +11,6 @@ RECORDS, CUT = 120_000, 110_000
 """The cut lies far behind what was fetched ahead, some ten thousand records: that much the stream goes on reading."""
 
 
-@pytest.mark.timeout(400)
 def test_a_topic_truncated_past_the_position_of_a_running_stream_stops_it_with_the_lost_range(
     bench: BenchFactory, topic: str
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support.stories import shop_story
 
 NAME = "before-release"
 FIRST, CUT, COUNT = 300, 500, 800
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

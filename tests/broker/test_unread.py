@@ -18,7 +18,6 @@ from tests.conftest import SettingsFactory
 from tests.support.driver import on_topic
 from tests.support.worlds import Disk, plain
 
-pytestmark = pytest.mark.timeout(120)
 BEGIN = 1_357_000_000
 """Record n of a partition has the timestamp BEGIN + n, of January 2013."""
 

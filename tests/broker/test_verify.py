@@ -55,7 +55,6 @@ def produced_without_end(bootstrap: str, topic: str, at_once: int) -> Iterator[N
         sender.wait()
 
 
-@pytest.mark.timeout(45)
 def test_a_topic_that_grows_is_read_up_to_where_it_ended(broker: Broker, settings: SettingsFactory, topic: str) -> None:
     bootstrap = broker.start()
     made = settings({"kafka.bootstrap_servers": bootstrap})
@@ -100,7 +99,6 @@ STREAMS = ("plain", "totals", "windows", "parity")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
     broker: Broker, settings: SettingsFactory, tmp_path: Path
 ) -> None:

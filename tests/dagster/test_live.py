@@ -28,8 +28,6 @@ JOB = "flights"
 STREAMS = ("flights_clean", "airport_hours", "carrier_totals")
 SHARE = 0.02
 
-pytestmark = pytest.mark.timeout(600)
-
 
 class Live(LiveDagster):
     """Dagster over the session of the flights."""

@@ -66,7 +66,6 @@ def newest(client: RunsClient) -> tuple[str, str]:
     return (runs[0]["runId"], runs[0]["status"]) if runs else ("", "")
 
 
-@pytest.mark.timeout(600)
 def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_killed(
     shop: Settings, ups: list[subprocess.Popen[str]]
 ) -> None:

@@ -33,8 +33,6 @@ from tests.support.stories import with_a_bug
 COUNT = 4_000
 JOBS = Path(__file__).parent / "fakes" / "stock.yml"
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @dataclass
 class Live(LiveDagster):

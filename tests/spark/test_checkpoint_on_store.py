@@ -7,8 +7,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.support.store_query import by_batch, driver, kind, results, truth
 from tests.support.store_server import StoreServer
 
@@ -16,7 +14,6 @@ ONLY_NEW = r"/state/g0001/(offsets|commits|sources)/|/metadata$"
 KILLED_IN, LAST = 6, 12
 
 
-@pytest.mark.timeout(400)
 def test_a_checkpoint_on_s3_survives_a_kill_and_each_batch_takes_six_requests(
     object_store: StoreServer, tmp_path: Path
 ) -> None:

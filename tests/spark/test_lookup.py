@@ -14,7 +14,6 @@ from streaming_jobs.stream import Stream
 from streaming_jobs.testing import StreamTest
 from tests.support.lookup_flows import by_knowledge, value_sums, valued
 
-pytestmark = pytest.mark.timeout(600)  # each run of a stream is a start of its query
 CURRENCIES = ("EUR", "CHF", "XXX")
 
 

@@ -111,7 +111,6 @@ def shown(validation: Validation) -> Iterator[CheckOutcome]:
         yield replace(outcome, number=number, error="error" if outcome.error else "")
 
 
-@pytest.mark.timeout(600)
 def test_both_engines_give_the_same_outcomes(spark: SparkSession, home: Settings) -> None:
     by_pandas, by_spark = (run(home, spark, engine, *expectations()) for engine in ("pandas", "spark"))
     assert (by_pandas.engine, by_spark.engine) == ("pandas", "spark")

@@ -20,7 +20,6 @@ from streaming_jobs.sinks.redriven import Kind
 from streaming_jobs.sources.connection import NoBroker
 from streaming_jobs.testing import StreamTest
 
-pytestmark = pytest.mark.timeout(600)
 WRONG = KafkaTopic("orders", value=Json({"id": "int", "price": "int"}))
 """The format of before: it refuses prices that have a fraction."""
 RIGHT = KafkaTopic("orders", value=Json({"id": "int", "price": "double"}))

@@ -29,7 +29,6 @@ FORMATS: dict[str, Format] = {
 }
 
 
-@pytest.mark.timeout(600)
 def test_each_format_is_registered_written_and_read_without_the_registry_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "_schemas"
     with apicurio(tmp_path) as url:

@@ -119,7 +119,6 @@ def verdict(watch: CodeWatch, *streams: str) -> bool:
     return False
 
 
-@pytest.mark.timeout(300)
 def test_other_code_is_noticed_for_its_stream_only_and_code_that_does_not_load_is_not_taken(
     flow: Path, settings: SettingsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +184,6 @@ def test_any_file_that_the_session_has_loaded_or_would_load_touches_it(
     sys.modules.pop("helper_of_watched")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("more", "taken"),
     [
@@ -220,7 +218,6 @@ def test_a_process_that_cannot_be_started_ends_no_session(
     assert watch._seen() != watch._files, "it is asked again at the next look"
 
 
-@pytest.mark.timeout(300)
 def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_after_it(
     flow: Path, settings: SettingsFactory
 ) -> None:

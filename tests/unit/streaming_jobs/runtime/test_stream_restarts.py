@@ -50,7 +50,6 @@ def corrected(flow: Path) -> None:
     flow.write_text(FLOW.replace('return t.select("n")', "return t", 1))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("why", ["recovery", pytest.param("request", marks=pytest.mark.long)])
 def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
     flow: Path, settings: SettingsFactory, why: str
@@ -98,7 +97,6 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
         assert (of(home, "watched").state, of(home, "beside").state) == ("stopped", "stopped")
 
 
-@pytest.mark.timeout(120)
 def test_streams_in_processes_of_their_own_outlive_faults_and_come_together_again(
     flow: Path, settings: SettingsFactory
 ) -> None:
@@ -124,7 +122,6 @@ def test_streams_in_processes_of_their_own_outlive_faults_and_come_together_agai
         assert process.wait(30) == -signal.SIGKILL
 
 
-@pytest.mark.timeout(120)
 def test_a_stop_and_a_start_of_one_stream_with_unchanged_code_happen_in_the_same_process(
     flow: Path, settings: SettingsFactory
 ) -> None:
