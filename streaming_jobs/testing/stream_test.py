@@ -193,13 +193,14 @@ class StreamTest:
         Raises what a session would report, such as FunctionRaised, PreflightRefused or OutputMismatch.
         """
         point = self._crash
-        topics = _TopicsOfTest({name: MemoryTopic(name, sent) for name, sent in self._sent.items()})
+        topics = {name: MemoryTopic(name, sent) for name, sent in self._sent.items()}
         self._runs += 1
         home = self.settings.home
         home.mkdir(parents=True, exist_ok=True)
-        client = FileClients.save(topics, home / f"topics-{self._runs}")
+        # Without a class of this module, which Spark's processes would import with all that it needs, at each start.
+        client = FileClients.save(MemoryTopics(topics), home / f"topics-{self._runs}")
         try:
-            self._run(topics, client)
+            self._run(_TopicsOfTest(topics), client)
         finally:
             remove_client_file(client)
         if point is not None and self._crash is not None and point != POINTS[-1]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -26,11 +29,15 @@ from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.read_times import NO_TIMES, BatchReadTimes
 from streaming_jobs.sources.record_blocks import RecordBlocks
 from streaming_jobs.stream import KafkaTopic
-from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic
+from streaming_jobs.testing import MemoryRecord, MemoryTable, MemoryTopic, StreamTest
 from streaming_jobs.testing.topic import FileClients, MemoryTopics
 from tests.conftest import SettingsFactory
+from tests.support import ROOT
 from tests.support.worlds import CODE, DEAD_LETTERS, PRIMARY, SECONDARY, STREAM, TOPIC, TOPIC_ID, Disk, parity
 from tests.unit.streaming_jobs.sinks.test_base import frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NUMBERS = Json(StructType([StructField("n", LongType(), False)]))
 BAD = {2: b"{", 7: b"?"}
@@ -140,3 +147,19 @@ def test_topics_in_a_file_are_planned_and_read_as_kafka_is(tmp_path: Path) -> No
     ]
     assert (rows[0]["_record"], rows[0]["key"], rows[0]["headers"]) == ({"n": 1}, b"a", [{"key": "h", "value": b"x"}])
     assert pa.Table.from_batches(reading.read(parts[0])).num_rows == 3, "a worker reads the same"
+
+
+def test_a_process_of_spark_that_reads_a_stream_under_test_imports_no_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+
+    def read(_test: StreamTest, _topics: MemoryTopics, client: Path) -> None:
+        script = f"import pickle, sys; pickle.load(open({str(client)!r}, 'rb')); print(*sys.modules)"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        loaded.extend(subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).split())
+
+    monkeypatch.setattr(StreamTest, "_run", read)
+    StreamTest(parity, cast("SparkSession", None), tmp_path).run()
+    assert "streaming_jobs.testing.topic" in loaded
+    assert not {"streaming_jobs.settings", "streaming_jobs.testing.stream_test", "deltalake"} & set(loaded)
