@@ -44,11 +44,12 @@ class Record:
         timestamp: int | None,
         key: bytes | None,
         raw: bytes | None,
-        read: Callable[[bytes], dict[str, Any]] | None,
+        read: Callable[[bytes], dict[str, Any]],
     ) -> None:
-        """`timestamp` in milliseconds since 1970; `read` decodes the bytes."""
+        """`timestamp` in milliseconds since 1970; `read` decodes the bytes, once at most."""
         self.topic, self.partition, self.offset, self.key, self.raw = topic, partition, offset, key, raw
-        self._ms, self._read = timestamp, read
+        self._ms = timestamp
+        self._read: Callable[[bytes], dict[str, Any]] | None = read
         self._value: dict[str, Any] | None = None
 
     @property
@@ -58,16 +59,11 @@ class Record:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded record, every declared field included; of a tombstone that the stream keeps, empty.
-
-        Raises UsageError for a format that only Spark can decode.
-        """
+        """The decoded record, every declared field included; of a tombstone that the stream keeps, empty."""
         if self._value is None:
-            if self._read is None:
-                raise UsageError(
-                    f"the format of topic {self.topic} cannot be decoded without Spark", "use `record.raw`, its bytes"
-                )
+            assert self._read is not None
             self._value = self._read(self.raw) if self.raw is not None else {}
+            self._read = None  # it may hold the values of other records
         return self._value
 
 

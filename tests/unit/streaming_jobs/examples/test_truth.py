@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -182,7 +183,9 @@ def records(partitions: int, end: int = COUNT) -> list[Record]:
     keys = dataset.keys_of(truths._all_flights())[:end]
     places = truths._partition(keys, partitions)
     ranks = rank(places).tolist()
-    return [Record("flights", p, o, 0, key, b"", None) for p, o, key in zip(places.tolist(), ranks, keys, strict=True)]
+    return [
+        Record("flights", p, o, 0, key, b"", json.loads) for p, o, key in zip(places.tolist(), ranks, keys, strict=True)
+    ]
 
 
 def test_every_shipped_table_has_a_truth() -> None:
@@ -207,6 +210,6 @@ def test_partitions_read_to_different_ends_are_no_matter_and_records_that_are_no
     half = [record for record in records(4) if record.partition != 1 or record.offset < 5]
     assert truths.truth_of("carrier_totals", half)["flights"].sum() == len(half)
     first, *others = records(4)
-    alien = Record("flights", first.partition, first.offset, 0, others[0].key, b"", None)
+    alien = Record("flights", first.partition, first.offset, 0, others[0].key, b"", json.loads)
     with pytest.raises(NotComparable):
         truths.truth_of("carrier_totals", [alien, *others])

@@ -5,7 +5,7 @@ Rows are compared as they are: how often each is there, whatever their order, va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -18,10 +18,12 @@ from deltalake import write_deltalake
 from pyspark.sql.types import StructType, TimestampType
 
 from streaming_jobs.catalog.truths import NotComparable, Record, Truth, truth
+from streaming_jobs.declare.format import Block, Refused
 from streaming_jobs.errors import UsageError
 from streaming_jobs.formats.avro import Avro
 from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.formats.json import Json
+from streaming_jobs.formats.json_reader import JsonReader
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
 from streaming_jobs.verification.delta_log import Entry
 from streaming_jobs.verification.lineage import Coverage
@@ -260,3 +262,29 @@ def test_records_with_a_schemas_id_in_a_header_are_decoded_and_judged_with_it() 
     declared = Truth("copies", lambda orders: [])
     (read,) = records.arguments(declared, {})["orders"]
     assert read.value == {"id": 7}
+
+
+def test_values_are_decoded_together_and_one_that_is_refused_raises_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    read = JsonReader.read
+
+    def counted(self: JsonReader, values: Sequence[bytes | None]) -> Block:
+        decoded.append(len(values))
+        return read(self, values)
+
+    monkeypatch.setattr(JsonReader, "read", counted)
+    values: list[bytes | None] = [b'{"id": %d}' % at for at in range(2_500)]
+    values[7:9] = [None, b"{"]
+    raw = [RawRecord("orders", 0, at, 0, None, value) for at, value in enumerate(values)]
+    stream = Stream("copies", lambda orders: orders, {"orders": STREAM.sources["orders"]}, STREAM.sinks)
+    coverage = Coverage(proved=[Span("orders", 0, 0, len(raw))])
+    records = ReadRecords(stream, coverage, {}, {"orders": ListedRecords(raw)})
+    given = records.arguments(Truth("hours", lambda orders: []), {})["orders"]
+    first = [next(given) for _ in range(10)]
+    assert decoded == [], "not before a value is asked for"
+    assert [each.value.get("id") for each in first[:8]] == [*range(7), None] and first[7].value == {}
+    with pytest.raises(Refused, match="malformed_json"):
+        _ = first[8].value
+    assert first[9].value is first[9].value
+    assert [each.value["id"] for each in given] == list(range(10, 2_500))
+    assert decoded == [1_000, 1_000, 500]
