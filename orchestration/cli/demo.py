@@ -593,7 +593,7 @@ class ShopStory(Demonstration):
         info = Topics.of(self.settings.kafka, self.bootstrap).describe(topic)
         assert info is not None
         void, records = void_of(self.settings, topic, info.id), list[RawRecord]()
-        CommittedReader.at(self.settings.kafka, self.bootstrap, topic).content(each=records.append)
+        CommittedReader.at(self.settings.kafka, self.bootstrap, topic).content(take=records.extend)
         return [
             json.loads(record.value or b"{}")
             for record in records

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +21,19 @@ _IN_WORDS = {"event_time_ahead": "for an event time that is too far ahead"}
 """Reasons for refused records that no format gives."""
 _SHOWN = 5
 
+Judge = Callable[[Sequence[RawRecord]], Mapping[int, str]]
+"""The reasons why a format refuses values, by the index of their records; no value is null."""
+
 
 @dataclass
 class Refusals:
-    """By topic and place the reason why a format refuses a record; `take` is called with every record.
+    """By topic and place the reason why a format refuses a record; `take` is called with all records.
 
-    `readers` has by topic what reads a record's value in plain Python and raises an error with a `reason`; None for a
-    format that only Spark can read. Topics in `keeps` pass a null value to the stream. `code` has the hashes of the
-    code that declares these formats: they do not decide on records that other code has read. Empty: on all records.
+    `judges`: by topic. Topics in `keeps` pass a null value to the stream. `code` has the hashes of the code that
+    declares these formats: they do not decide on records that other code has read. Empty: on all records.
     """
 
-    readers: Mapping[str, Any]
+    judges: Mapping[str, Judge]
     keeps: frozenset[str] = frozenset()
     reasons: frozenset[str] = frozenset()
     found: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -40,18 +41,15 @@ class Refusals:
     drops: bool = False
     """True if the stream drops what its format refuses, so that no dead letter is due."""
 
-    def take(self, record: RawRecord) -> None:
-        reason = self.reason(record)
-        if reason is not None:
-            place = place_of(record.partition, record.offset)
-            self.found.setdefault(record.topic, {})[place] = reason
-
-    def reason(self, record: RawRecord) -> str | None:
-        """The reason why the record is refused; None where it is not."""
-        if record.value is None:
-            return None if record.topic in self.keeps else TOMBSTONE
-        read = self.readers.get(record.topic)
-        return read(record) if read is not None else None
+    def take(self, records: Sequence[RawRecord]) -> None:
+        """Judge the next records of a topic."""
+        topic = records[0].topic
+        found = self.found.setdefault(topic, {})
+        valued = [record for record in records if record.value is not None]
+        if topic not in self.keeps:
+            found |= {record.place: TOMBSTONE for record in records if record.value is None}
+        if valued:
+            found |= {valued[number].place: reason for number, reason in self.judges[topic](valued).items()}
 
 
 def compare_letters(
@@ -66,7 +64,6 @@ def compare_letters(
     places: dict[str, tuple[Packed, Packed]] = {}
     compared = 0
     again: Counter[str] = Counter()
-    unread = sorted(topic for topic in covered if refusals.readers.get(topic) is None)
     for topic, known in covered.items():
         mine = [row for row in rows.to_pylist() if row["topic"] == topic and row["offset"] is not None]
         letters = {place_of(row["partition"], row["offset"]): row["reason"] for row in mine}
@@ -82,7 +79,7 @@ def compare_letters(
         other = [place for place, why in here.items() if place in due and why != due[place]]
         faults += [f"{_named(topic, [p])} has the reason {here[p]}, not {due[p]}" for p in other[:_SHOWN]]
         more = {place: why for place, why in here.items() if place not in due}
-        good = [p for p, why in more.items() if why in refusals.reasons and topic not in unread]
+        good = [p for p, why in more.items() if why in refusals.reasons]
         faults += _listed(topic, good, "among the dead letters, and the format refuses nothing about that")
         compared += len(due)
         again.update(why for why in more.values() if why not in refusals.reasons)
@@ -94,11 +91,7 @@ def compare_letters(
     text = f"{counted(compared, 'refused record', 'is', 'are')} there, each once, with the reason that its format gives"
     if again:
         text += f"; {', '.join(_in_words(again))}: not computed again"
-    comparisons = [Comparison(table, "dead letters", "ok", text + notes)]
-    if unread:
-        why = f"the format of {', '.join(unread)} has no method `read`: only Spark can say what it refuses"
-        comparisons = [Comparison(table, "dead letters", "not compared", why)]
-    return comparisons, places
+    return [Comparison(table, "dead letters", "ok", text + notes)], places
 
 
 def _in_words(reasons: Counter[str]) -> Iterator[str]:

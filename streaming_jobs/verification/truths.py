@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -29,10 +29,7 @@ from streaming_jobs.verification.dead_letters import OF_ROWS, Refusals
 from streaming_jobs.verification.lineage import Batch, Coverage
 from streaming_jobs.verification.offset_ranges import Ranges, merged, place_of
 from streaming_jobs.verification.subject import Comparison, ComparisonOutcome
-from streaming_jobs.verification.topic import CommittedTopic, RawRecord, RecordReader
-
-_BLOCK = 1_000
-"""Records whose values are decoded together; decoded alone, a value takes 25 times as long."""
+from streaming_jobs.verification.topic import CommittedTopic, RawRecord, RecordReader, blocks
 
 Watermarks = Mapping[Batch, datetime]
 """By batch the watermark with which Spark ran it: windows that end at or before it are in the table."""
@@ -89,19 +86,15 @@ class ReadRecords:
         by_format = self.refusals.found.get(source.name, {}) if self.refusals is not None else {}
         now = Ranges.of(self.coverage.read_by(self.code) if self.code else self.coverage.spans)
 
-        def kept() -> Iterator[tuple[RawRecord, bool]]:
-            """The records, and whether the format of today decides on them."""
-            spans = [span for span in merged(self.coverage.spans) if span.topic == source.name]
-            for raw in self.sources[source.name].records(spans):
-                place = place_of(raw.partition, raw.offset)
+        spans = [span for span in merged(self.coverage.spans) if span.topic == source.name]
+        for block in blocks(self.sources[source.name].records(spans)):
+            kept = []
+            for raw in block:
                 today = now.has(raw.topic, raw.partition, raw.offset)
-                if not (place in letters or (today and place in by_format)):
-                    yield raw, today
-
-        records = kept()
-        while some := list(islice(records, _BLOCK)):
-            values = _Values(reader, source.header_frame, [raw for raw, _ in some])
-            for number, (raw, today) in enumerate(some):
+                if not (raw.place in letters or (today and raw.place in by_format)):
+                    kept.append((raw, today))
+            values = _Values(reader, source.header_frame, [raw for raw, _ in kept])
+            for number, (raw, today) in enumerate(kept):
                 own = partial(values.take, number)
                 read = own if today else partial(_read_of_other_code, own, raw)
                 yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, read)
@@ -121,7 +114,7 @@ class _Values:
     def take(self, number: int, _: bytes) -> dict[str, Any]:
         """The value of one record, which is then the caller's alone; raises Refused."""
         if self._records:
-            block = self._reader().read([self._bytes(raw) for raw in self._records])
+            block = self._reader().read([raw.framed(self._frame) for raw in self._records])
             self._rows, self._refused, self._records = block.columns.to_pylist(), block.refused, ()
         if number in self._refused:
             refusal = self._refused[number]
@@ -129,11 +122,6 @@ class _Values:
         value: dict[str, Any] = self._rows[number]
         self._rows[number] = None
         return value
-
-    def _bytes(self, raw: RawRecord) -> bytes | None:
-        if self._frame is None or raw.value is None:
-            return raw.value
-        return self._frame.one(raw.value, raw.headers)
 
 
 @dataclass(frozen=True)

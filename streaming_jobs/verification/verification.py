@@ -21,7 +21,7 @@ from streaming_jobs.runtime.code_version import code_version
 from streaming_jobs.settings import Settings
 from streaming_jobs.storage.locations import delta_table
 from streaming_jobs.stream import KafkaTopic, Stream
-from streaming_jobs.verification.dead_letters import Refusals
+from streaming_jobs.verification.dead_letters import Judge, Refusals
 from streaming_jobs.verification.delta_log import versions
 from streaming_jobs.verification.examination import VersionGone, still, version_at
 from streaming_jobs.verification.lineage import recorded
@@ -238,16 +238,16 @@ def _read(
         mine.found[reader.name] = alike.found.setdefault(reader.name, {})
     total, done = sum(span.offsets for span in reader.whole), 0
 
-    def each(record: RawRecord) -> None:
+    def take(records: Sequence[RawRecord]) -> None:
         for _, judge in judges:
-            judge.take(record)
+            judge.take(records)
 
     def progress(offsets: int) -> None:
         nonlocal done
         done += offsets
         tell(f"reading topic {reader.name}, offsets", done, total)
 
-    return reader.content(each=each if judges else None, progress=progress)
+    return reader.content(take=take, progress=progress)
 
 
 def subject_of(stream: Stream) -> Subject:
@@ -275,8 +275,7 @@ def refusals_of(stream: Stream, schemas: Schemas, code: frozenset[str] = frozens
     """The refusals of the stream's formats, empty until records are taken; `code` is the code that declares them."""
     topics = [topic.bound(schemas) for topic in stream.topics]
     return Refusals(
-        # Of no columns: single records are judged several times faster.
-        readers={topic.name: _verdict(topic) for topic in topics},
+        judges={topic.name: _judge(topic) for topic in topics},
         keeps=frozenset(topic.name for topic in topics if topic.tombstones == "keep"),
         reasons=frozenset(reason for topic in topics for reason in getattr(topic.records, "reasons", ())),
         code=code,
@@ -284,13 +283,12 @@ def refusals_of(stream: Stream, schemas: Schemas, code: frozenset[str] = frozens
     )
 
 
-def _verdict(topic: KafkaTopic) -> Callable[[RawRecord], str | None]:
-    """A function that gives the reason why the topic's format refuses a record, which has a value."""
-    reader, frame = topic.records.reader([]), topic.header_frame
+def _judge(topic: KafkaTopic) -> Judge:
+    """What gives the reasons why the topic's format refuses records."""
+    reader, frame = topic.records.reader([]), topic.header_frame  # of no columns
 
-    def reason(record: RawRecord) -> str | None:
-        value = record.value or b""
-        refused = reader.read([value if frame is None else frame.one(value, record.headers)]).refused
-        return refused[0].reason if refused else None
+    def judge(records: Sequence[RawRecord]) -> dict[int, str]:
+        refused = reader.read([record.framed(frame) for record in records]).refused
+        return {number: refusal.reason for number, refusal in refused.items()}
 
-    return reason
+    return judge
