@@ -99,6 +99,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import a heavy name from the module that defines it."""
     if name not in _LAZY:

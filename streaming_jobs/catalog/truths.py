@@ -48,8 +48,7 @@ class Record:
     ) -> None:
         """`timestamp` in milliseconds since 1970; `read` decodes the bytes, once at most."""
         self.topic, self.partition, self.offset, self.key, self.raw = topic, partition, offset, key, raw
-        self._ms = timestamp
-        self._read: Callable[[bytes], dict[str, Any]] | None = read
+        self._ms, self._read = timestamp, read
         self._value: dict[str, Any] | None = None
 
     @property
@@ -59,11 +58,13 @@ class Record:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded record, every declared field included; of a tombstone that the stream keeps, empty."""
+        """The decoded record, every declared field included; of a tombstone that the stream keeps, empty.
+
+        Raises NotComparable where other code has read the record, and today's format refuses it; what the format
+        raises, such as SchemaUnavailable.
+        """
         if self._value is None:
-            assert self._read is not None
             self._value = self._read(self.raw) if self.raw is not None else {}
-            self._read = None  # it may hold the values of other records
         return self._value
 
 

@@ -29,8 +29,9 @@ Judge = Callable[[Sequence[RawRecord]], Mapping[int, str]]
 class Refusals:
     """By topic and place the reason why a format refuses a record; `take` is called with all records.
 
-    `judges`: by topic. Topics in `keeps` pass a null value to the stream. `code` has the hashes of the code that
-    declares these formats: they do not decide on records that other code has read. Empty: on all records.
+    `judges` has by topic what judges its records. Topics in `keeps` pass a null value to the stream. `code` has the
+    hashes of the code that declares these formats: they do not decide on records that other code has read. Empty: on
+    all records.
     """
 
     judges: Mapping[str, Judge]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,40 +89,58 @@ class ReadRecords:
 
         spans = [span for span in merged(self.coverage.spans) if span.topic == source.name]
         for block in blocks(self.sources[source.name].records(spans)):
-            kept = []
+            ours, others = ValueBlock(reader, source.header_frame), ValueBlock(reader, source.header_frame)
+            records = []
             for raw in block:
                 today = now.has(raw.topic, raw.partition, raw.offset)
                 if not (raw.place in letters or (today and raw.place in by_format)):
-                    kept.append((raw, today))
-            values = _Values(reader, source.header_frame, [raw for raw, _ in kept])
-            for number, (raw, today) in enumerate(kept):
-                own = partial(values.take, number)
-                read = own if today else partial(_read_of_other_code, own, raw)
-                yield Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, read)
+                    read = ours.value_of(raw) if today else partial(_read_of_other_code, others.value_of(raw), raw)
+                    records.append(
+                        Record(raw.topic, raw.partition, raw.offset, raw.timestamp, raw.key, raw.value, read)
+                    )
+            yield from records
 
 
-class _Values:
-    """The values of some records, which are decoded together when the first one is taken."""
+class BlockValue:
+    """The value of one record, which is decoded with those of its block."""
 
-    def __init__(
-        self, reader: Callable[[], BlockReader], frame: HeaderFrame | None, records: Sequence[RawRecord]
-    ) -> None:
+    __slots__ = ("__weakref__", "_block", "raw", "value")
+
+    def __init__(self, block: ValueBlock, raw: RawRecord) -> None:
+        self._block, self.raw = block, raw
+        self.value: dict[str, Any] | Refusal | None = None
+
+    def __call__(self, _: bytes) -> dict[str, Any]:
+        """The value; raises Refused."""
+        if self.value is None:
+            self._block.decode()
+        assert self.value is not None
+        if isinstance(self.value, Refusal):
+            raise Refused(self.value.reason, self.value.detail)
+        return self.value
+
+
+class ValueBlock:
+    """Values that are decoded together, when the first one is asked for: all whose records are still there.
+
+    The block holds no record: a truth that keeps one of a thousand keeps that one only.
+    """
+
+    def __init__(self, reader: Callable[[], BlockReader], frame: HeaderFrame | None) -> None:
         self._reader, self._frame = reader, frame
-        self._records: Sequence[RawRecord] = records
-        self._refused: Mapping[int, Refusal] = {}
-        self._rows: list[Any] = []
+        self._values: list[weakref.ref[BlockValue]] = []
 
-    def take(self, number: int, _: bytes) -> dict[str, Any]:
-        """The value of one record, which is then the caller's alone; raises Refused."""
-        if self._records:
-            block = self._reader().read([raw.framed(self._frame) for raw in self._records])
-            self._rows, self._refused, self._records = block.columns.to_pylist(), block.refused, ()
-        if number in self._refused:
-            refusal = self._refused[number]
-            raise Refused(refusal.reason, refusal.detail)
-        value: dict[str, Any] = self._rows[number]
-        self._rows[number] = None
+    def value_of(self, raw: RawRecord) -> BlockValue:
+        value = BlockValue(self, raw)
+        self._values.append(weakref.ref(value))
         return value
+
+    def decode(self) -> None:
+        values = [value for reference in self._values if (value := reference()) is not None]
+        block = self._reader().read([value.raw.framed(self._frame) for value in values])
+        for number, (value, row) in enumerate(zip(values, block.columns.to_pylist(), strict=True)):
+            value.value = block.refused.get(number, row)
+        self._values = []
 
 
 @dataclass(frozen=True)

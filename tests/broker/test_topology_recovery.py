@@ -142,7 +142,7 @@ def compacted(story: ShopStory, topic: str) -> None:
 def kept(story: ShopStory, topic: str) -> list[RawRecord]:
     """The committed records that a topic has now."""
     found: list[RawRecord] = []
-    CommittedReader.at(story.settings.kafka, story.bootstrap, topic).content(each=found.append)
+    CommittedReader.at(story.settings.kafka, story.bootstrap, topic).content(take=found.extend)
     return found
 
 

@@ -157,7 +157,9 @@ def test_a_process_of_spark_that_reads_a_stream_under_test_imports_no_driver(
     def read(_test: StreamTest, _topics: MemoryTopics, client: Path) -> None:
         script = f"import pickle, sys; pickle.load(open({str(client)!r}, 'rb')); print(*sys.modules)"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        loaded.extend(subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).split())
+        loaded.extend(
+            subprocess.check_output([sys.executable, "-c", script], env=environment, text=True, timeout=60).split()
+        )
 
     monkeypatch.setattr(StreamTest, "_run", read)
     StreamTest(parity, cast("SparkSession", None), tmp_path).run()

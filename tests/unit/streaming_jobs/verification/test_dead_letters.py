@@ -67,7 +67,7 @@ def test_a_null_value_is_no_matter_of_the_format() -> None:
     refusals = Refusals({"things": judge, "kept": judge}, keeps=frozenset({"kept"}))
     for topic in ("things", "kept"):
         refusals.take(records(topic, None, b"1", None, b"x"))
-        refusals.take(records(topic, None, None)[:1])
+        refusals.take(records(topic, None))
     assert refusals.found == {
         "things": {place_of(1, 5): TOMBSTONE, place_of(1, 7): TOMBSTONE, place_of(1, 8): "no_number"},
         "kept": {place_of(1, 8): "no_number"},

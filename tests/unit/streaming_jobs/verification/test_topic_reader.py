@@ -119,7 +119,7 @@ def test_progress_comes_to_all_offsets_and_the_records_have_their_time(reader: C
     passed: list[int] = []
     made = reader([Message(at) for at in range(1, 5)])
     made.content(progress=passed.append)
-    assert sum(passed) == 4
+    assert sum(passed) == 4 and 0 not in passed
     again = reader([Message(at) for at in range(1, 5)])
     assert [r.timestamp for r in again.records([Span("things", 0, 0, 3)])] == [1001, 1002]
 
@@ -130,3 +130,11 @@ def test_headers_are_kept_beside_the_value_for_formats_that_read_them(reader: Ca
     assert [record.headers for record in records] == [[("other", b"x"), (ID_HEADER, b"\0id")], (), (), ()]
     assert [IdFrame().one(b"v", record.headers) for record in records] == [b"\0idv", b"v", b"v", b"v"]
     assert {record.value for record in records} == {b"v"}
+
+
+def test_the_time_of_who_takes_the_records_is_no_silence_of_the_broker(reader: Callable[..., CommittedReader]) -> None:
+    read = []
+    for record in reader([Message(1)], [], [Message(2)], high=3).records([Span("things", 0, 1, 3)]):
+        read.append(record.offset)
+        time.sleep(0.4)
+    assert read == [1, 2]

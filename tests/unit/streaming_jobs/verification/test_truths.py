@@ -5,6 +5,8 @@ Rows are compared as they are: how often each is there, whatever their order, va
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -25,7 +27,7 @@ from streaming_jobs.formats.framing import ID_HEADER
 from streaming_jobs.formats.json import Json
 from streaming_jobs.formats.json_reader import JsonReader
 from streaming_jobs.stream import DeltaTable, KafkaTopic, Stream
-from streaming_jobs.verification.delta_log import Entry
+from streaming_jobs.verification.delta_log import Entry, Range
 from streaming_jobs.verification.lineage import Coverage
 from streaming_jobs.verification.offset_ranges import Span
 from streaming_jobs.verification.subject import Comparison
@@ -34,6 +36,7 @@ from streaming_jobs.verification.truths import (
     ReadRecords,
     RowDifference,
     TableVersion,
+    ValueBlock,
     compare_rows,
     compare_truth,
     too_late,
@@ -289,3 +292,29 @@ def test_values_are_decoded_together_and_one_that_is_refused_raises_alone(monkey
     assert first[9].value is first[9].value
     assert [each.value["id"] for each in given] == list(range(10, 2_500))
     assert decoded == [1_000, 1_000, 500]
+
+
+def test_a_record_that_a_truth_keeps_keeps_no_other_one() -> None:
+    block = ValueBlock(Json(ROWS).reader, None)
+    raw = [RawRecord("orders", 0, at, 0, None, b'{"id": %d}' % at) for at in range(100)]
+    values = [block.value_of(each) for each in raw]
+    alive = weakref.WeakSet(values)
+    record = Record("orders", 0, 41, 0, None, raw[41].value, values[41])
+    values.clear()
+    assert [each.raw.offset for each in alive] == [41]
+    copied = copy.copy(record)
+    assert record.value["id"] == 41 and copied.value == record.value
+    assert [each.raw.offset for each in alive] == [41]
+
+
+def test_records_of_other_code_are_decoded_apart_and_named() -> None:
+    raw = [RawRecord("orders", 0, at, 0, None, b'{"id": 1}' if at % 2 else b"{") for at in range(4)]
+    stream = Stream("copies", lambda orders: orders, {"orders": STREAM.sources["orders"]}, STREAM.sinks)
+    ranges = tuple(Range("orders", "id", {0: at}, {0: at + 1}) for at in (1, 3))
+    entry = Entry("batch", "copies", "hours", 1, 0, ranges, {}, code="today")
+    coverage = Coverage(proved=[Span("orders", 0, 0, 4)], entries=[entry])
+    records = ReadRecords(stream, coverage, {}, {"orders": ListedRecords(raw)}, code=frozenset({"today"}))
+    read = list(records.arguments(Truth("hours", lambda orders: []), {})["orders"])
+    assert [read[at].value["id"] for at in (1, 3)] == [1, 1]
+    with pytest.raises(NotComparable, match="record orders-0 0 was read by other code"):
+        _ = read[0].value
