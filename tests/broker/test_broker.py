@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -26,6 +25,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.sources.topics import Topics, client_config
 from streaming_jobs.warm_up import archives
 from tests.support import ROOT
+from tests.support.waiting import wait_for
 
 START_AND_WAIT = """
 import sys
@@ -64,13 +64,6 @@ def send(address: str, topic: str, count: int) -> None:
         producer.produce(topic, str(number).encode(), on_delivery=lambda error, _: error and failed.append(error))
     assert producer.flush(30) == 0
     assert failed == []
-
-
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        threading.Event().wait(0.01)
 
 
 def gone(pid: int) -> bool:
@@ -143,7 +136,7 @@ def test_after_kill_9_it_is_back_and_nothing_acknowledged_is_lost(
         send(address, "safe", 20_000)
         assert mine.pid is not None
         os.kill(mine.pid, signal.SIGKILL)
-        until(lambda: not mine.running(), 60, "the kill is noticed")
+        wait_for(lambda: not mine.running(), "the kill is noticed")
         assert mine.restart() == address
         assert topics(settings(), address).offsets("safe").total == sent
 
@@ -174,7 +167,7 @@ def test_the_newest_values_are_those_of_all_partitions_and_of_committed_records_
                 producer.produce(topic, value, partition=partition)
         assert producer.flush(20) == 0, "an abort would drop what waits"
         (producer.commit_transaction if last else producer.abort_transaction)(20)
-    until(lambda: set(made.offsets(topic).latest.values()) == {9}, 30, "the markers of the abort")
+    wait_for(lambda: set(made.offsets(topic).latest.values()) == {9}, "the markers of the abort")
     assert made.newest_values(topic, 8) == [b"new"] * 2, "the last four offsets of each partition have one record"
     assert sorted(map(str, made.newest_values(topic, 100))) == sorted(map(str, [b"new"] * 10 + [b"old"] * 2))
     with pytest.raises(UsageError, match="there is no topic"):
@@ -197,7 +190,7 @@ def test_it_dies_with_its_parent_and_not_before(settings: Callable[..., Settings
         assert os.getpgid(pid) != os.getpgid(parent.pid)  # a Ctrl-C in the terminal does not reach it
         parent.kill()
         parent.wait()
-        until(lambda: gone(pid), 3, "the broker ends after its parent was killed")
+        wait_for(lambda: gone(pid), "the broker ends after its parent was killed")
     finally:
         parent.kill()
         parent.wait()

@@ -17,7 +17,7 @@ from streaming_jobs.settings import Settings
 from streaming_jobs.verification.chaos.flight_subject import FLIGHTS
 from streaming_jobs.verification.chaos.kill_loop import plan_of, run
 from tests.support import ROOT
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 SEED = 1243
 """The driver is killed between the commits of two tables, and between those of a quarantine and its table; then the
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_run_that_is_cut_off(tmp_path: Path, end: signal.Si
         text=True,
     )
     try:
-        until(lambda: started(process, home), 60, "the first stream")
+        wait_for(lambda: started(process, home), "the first stream")
         children = psutil.Process(process.pid).children(recursive=True)
         assert len([child for child in children if child.name() == "java"]) >= 2
         process.send_signal(end)

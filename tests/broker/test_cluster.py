@@ -18,9 +18,10 @@ from streaming_jobs.state.status import read_status
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.storage.locations import files_below
 from tests.conftest import SettingsFactory
-from tests.support.driver import CRASH, assert_chained, driver, finished, ledger, produce, rows, until
+from tests.support.driver import CRASH, assert_chained, driver, finished, ledger, produce, rows
 from tests.support.standalone import StandaloneCluster, standalone
 from tests.support.things import expected_totals, thing
+from tests.support.waiting import wait_for
 
 COUNT = 4_000
 
@@ -76,7 +77,7 @@ def test_executors_write_every_record_once_although_one_machine_is_lost(
     made, bootstrap = things
     arguments = ("--streams", streams, "--trigger", "available-now")
     process = driver(made, bootstrap, *arguments, environment={**cluster.environment(), **variables(places)})
-    until(lambda: ledger(made, "plain") if (made.tables / "plain").exists() else None, 240, "a first batch")
+    wait_for(lambda: ledger(made, "plain") if (made.tables / "plain").exists() else None, "a first batch")
     cluster.kill_worker(0)
     code, output = finished(process)
     assert code == 0, output
@@ -125,7 +126,7 @@ def test_a_driver_that_wakes_after_another_one_took_over_commits_nothing(
     paused = driver(made, bootstrap, *arguments, environment={**environment, CRASH: "plain:staged:1:stop"})
     python = psutil.Process(paused.pid)
     try:
-        until(lambda: python.status() == psutil.STATUS_STOPPED, 120, "the pause of the first driver")
+        wait_for(lambda: python.status() == psutil.STATUS_STOPPED, "the pause of the first driver")
         StreamFolder.of(made, "plain").lease.unlink()
         code, output = finished(driver(made, bootstrap, *arguments, environment=environment))
         assert code == 0, output

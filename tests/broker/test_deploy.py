@@ -20,8 +20,9 @@ from streaming_jobs.state import savepoints
 from streaming_jobs.state.status import Status, read_status
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
-from tests.support.driver import assert_chained, command, driver, finished, ledger, produce, rows, until
+from tests.support.driver import assert_chained, command, driver, finished, ledger, produce, rows
 from tests.support.things import thing
+from tests.support.waiting import wait_for
 
 FLOW = """
 from pyspark.sql import functions as F
@@ -92,7 +93,7 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
     )
     try:
         feeder.start()
-        until(lambda: works("steady") and works("changing"), 240, "both streams")
+        wait_for(lambda: works("steady") and works("changing"), "both streams")
         steady, first = status("steady"), status("changing")
 
         stopped = recourse("streams", "stop", "changing")
@@ -103,10 +104,10 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         assert runs["outcome"] == "runs"
         (restarted,) = recourse("streams", "restart", "changing")
         assert restarted["outcome"] == "restarted"
-        until(lambda: works("changing"), 60, "its batches")
+        wait_for(lambda: works("changing"), "its batches")
 
         flow.write_text(FLOW.format(factor=2, more=", 'k'"))
-        until(lambda: status("changing").disk_code, 60, "the notice that other code is on disk")
+        wait_for(lambda: status("changing").disk_code, "the notice that other code is on disk")
         assert status("steady").disk_code is None
         plan = recourse("deploy", "--dry-run")
         assert plan["touched"] == ["changing"] and plan["further_processes"] == 1
@@ -125,7 +126,7 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         assert recourse("deploy", "--yes")["touched"] == [], "it is done"
 
         flow.write_text("def broken(:\n")
-        until(lambda: status("changing").disk_code_error, 60, "the notice that it cannot be loaded")
+        wait_for(lambda: status("changing").disk_code_error, "the notice that it cannot be loaded")
         shown = {s["stream"]: s for s in recourse("streams", "status")}
         assert "SyntaxError" in shown["changing"]["disk_code_error"] and not shown["steady"]["red"]
         assert "cannot be imported" in recourse("deploy", "--yes", code=2)
@@ -136,7 +137,7 @@ def test_one_stream_is_stopped_started_and_gets_new_code_while_the_other_one_run
         enough.set()
         feeder.join(30)
         for stream in ("steady", "changing"):
-            until(lambda stream=stream: len(rows(made, stream)) >= sent[0], 90, f"the last rows of {stream}")
+            wait_for(lambda stream=stream: len(rows(made, stream)) >= sent[0], f"the last rows of {stream}")
         process.send_signal(signal.SIGTERM)
         code, output = finished(process, 90)
         assert code == 0, output[-3000:]

@@ -15,8 +15,9 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import read_status
 from tests.broker.small_disk import SmallDisk, small_disk
 from tests.conftest import SettingsFactory
-from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows, until
+from tests.support.driver import assert_chained, driver, finished, ledger, produce, rows
 from tests.support.things import expected_totals, thing
+from tests.support.waiting import wait_for
 
 FIRST, ALL = 1000, 3000
 STREAMS = "plain,totals"
@@ -90,7 +91,7 @@ def test_a_full_disk_of_the_tables_stops_the_streams_loudly_and_a_start_with_spa
 ) -> None:
     settings, bootstrap = things
     first = run("tables", "--set", "stream.max_restarts=1")
-    until(lambda: min(batch(settings, s) for s in STREAMS.split(",")) >= 0, 120, "the first batch of both")
+    wait_for(lambda: min(batch(settings, s) for s in STREAMS.split(",")) >= 0, "the first batch of both")
     disk.fill()
     produce(bootstrap, "things", map(thing, range(FIRST, ALL)))
     code, output = finished(first, 120)
@@ -112,14 +113,14 @@ def test_a_full_disk_of_the_state_is_waited_for_and_the_same_session_goes_on(
 ) -> None:
     settings, bootstrap = things
     process = run("state", "--set", "stream.max_restarts=20")
-    until(lambda: min(len(rows_if_any(settings, t)) for t in STREAMS.split(",")) > 0, 120, "the first batch of both")
+    wait_for(lambda: min(len(rows_if_any(settings, t)) for t in STREAMS.split(",")) > 0, "the first batch of both")
     disk.fill()
     produce(bootstrap, "things", map(thing, range(FIRST, ALL)))
     line = waited_for(process, "no space is left on the device")
     assert "will try again" in line
     disk.free()
-    until(lambda: len(rows(settings, "plain")) == ALL, 120, "the rows of all records")
-    until(lambda: sum(row["c"] for row in rows(settings, "totals")) == ALL, 120, "the totals of all records")
+    wait_for(lambda: len(rows(settings, "plain")) == ALL, "the rows of all records")
+    wait_for(lambda: sum(row["c"] for row in rows(settings, "totals")) == ALL, "the totals of all records")
     process.terminate()
     code, output = finished(process, 60)
     assert code == 0, output[-3000:]

@@ -17,8 +17,9 @@ from streaming_jobs.formats import Raw
 from streaming_jobs.runtime.stream_runner import HEALTHY_BATCHES
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
-from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
+from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows
 from tests.support.things import THINGS, plain, thing
+from tests.support.waiting import wait_for
 
 
 def numbers(made: Bench) -> list[int]:
@@ -84,12 +85,12 @@ def test_a_partition_that_a_topic_gets_later_is_read_from_its_beginning(bench: B
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(100)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     admin = AdminClient({"bootstrap.servers": made.bootstrap})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
-    until(lambda: len(made.topics.latest(topic)) == 3, 30, "the partitions")
+    wait_for(lambda: len(made.topics.latest(topic)) == 3, "the partitions")
     produce(made.bootstrap, topic, map(thing, range(100, 400)))
-    until(lambda: running.poll(made.spark) or numbers(made) == list(range(400)), 60, "the records of all partitions")
+    wait_for(lambda: running.poll(made.spark) or numbers(made) == list(range(400)), "the records of all partitions")
     running.request_stop()
     made.finish(running)
     assert_chained(ledger(made.settings, "plain"))
@@ -113,7 +114,7 @@ def test_compacted_offsets_are_no_lost_records(bench: BenchFactory, topic: str) 
         finally:
             reader.close()
 
-    until(lambda: held() < 2500, 120, "the broker's compaction")
+    wait_for(lambda: held() < 2500, "the broker's compaction")
     left = held()
     made.run(on_topic(plain, topic))
     assert 0 < len(numbers(made)) <= left
@@ -139,18 +140,18 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
     made.topics.create(topic, 2)
     produce(made.bootstrap, topic, map(thing, range(40_000)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch is not None, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch is not None, "the first batch")
     sent = 40_000
 
     def read(count: int, send: Callable[..., None]) -> None:
         nonlocal sent
         send(made.bootstrap, topic, map(thing, range(sent, sent + count)))
         sent += count
-        until(lambda: running.poll(made.spark) or running.status.totals.rows_written >= sent, 120, "all records")
+        wait_for(lambda: running.poll(made.spark) or running.status.totals.rows_written >= sent, "all records")
 
     at_once = (PLANNER, WORKERS, FORK_SERVER)  # later ones are started without the server
     for modules in ((PLANNER,), (WORKERS,), at_once, (PLANNER,)):
-        found = [until(lambda module=module: python_processes(module), 60, module) for module in modules]  # type: ignore[misc]
+        found = [wait_for(lambda module=module: python_processes(module), module) for module in modules]  # type: ignore[misc]
         for process in (process for processes in found for process in processes):
             process.kill()
         read(30_000, produce_at_once)
@@ -160,7 +161,7 @@ def test_planner_and_workers_may_be_killed_and_none_of_them_stays(bench: BenchFa
     made.finish(running)
     assert numbers(made) == list(range(sent))
     assert_chained(ledger(made.settings, "plain"))
-    until(lambda: not python_processes(PLANNER), 30, "the end of the planner")
+    wait_for(lambda: not python_processes(PLANNER), "the end of the planner")
 
 
 def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str) -> None:
@@ -168,7 +169,7 @@ def test_no_option_and_no_plan_shows_credentials(bench: BenchFactory, topic: str
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(10)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     execution = running.pipeline.query._query.lastExecution()  # type: ignore[union-attr]
     plans = str(execution.toString()) + str(execution.logical().treeString())
     assert "kafka-plain-things" in plans and "hush" not in plans
@@ -183,7 +184,7 @@ def test_the_source_builds_the_fields_that_the_stream_uses_and_no_other(bench: B
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(10)))
     running = made.start(on_topic(only_numbers, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     client = made.connection.client
     (file,) = client.parent.glob(f"{client.stem}-*.json")
     used = {name for name in json.loads(file.read_text()) if name.startswith("_record.")}
@@ -198,7 +199,7 @@ def test_an_idle_stream_costs_next_to_nothing(bench: BenchFactory, topic: str) -
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(10)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     (planner,) = python_processes(PLANNER)[-1:]
     before, began = sum(planner.cpu_times()[:2]), time.monotonic()
     while time.monotonic() - began < 5:

@@ -14,9 +14,10 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.sources.topics import Topics
 from streaming_jobs.state.status import PHASES, read_status
 from tests.conftest import SettingsFactory
-from tests.support.driver import driver, finished, produce, until
+from tests.support.driver import driver, finished, produce
 from tests.support.prometheus import prometheus
 from tests.support.things import thing
+from tests.support.waiting import wait_for
 
 
 def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
@@ -32,9 +33,9 @@ def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
     first = driver(made, bootstrap, "--streams", "totals,windows")
     server = MetricsServer(Scrapes(made), "127.0.0.1", 0).start()
     try:
-        until(lambda: (s := read_status(made, "windows")) and s.totals and s.totals.records == 500, 120, "the rows")
-        until(
-            lambda: (s := read_status(made, "windows")) and s.phase_s["plan"] > 0 and s.watermark, 60, "Spark's report"
+        wait_for(lambda: (s := read_status(made, "windows")) and s.totals and s.totals.records == 500, "the rows")
+        wait_for(
+            lambda: (s := read_status(made, "windows")) and s.phase_s["plan"] > 0 and s.watermark, "Spark's report"
         )
         text = exposition(scrape(made))[1].decode()
         with_values = set(re.findall(r"^(recourse_\w+)\{?.*\bstream=\"windows\"", text, re.M))
@@ -51,20 +52,20 @@ def test_the_figures_of_a_real_driver_and_the_alert_of_its_death(
         assert sum(phases.values()) - phases["plan"] <= seen.batches * 60
         assert seen.tables["totals"].rows_at is not None
         with prometheus(tmp_path, urlsplit(server.url).netloc, rules()) as monitor:
-            until(lambda: monitor.values("recourse_session_live == 1") == [1.0, 1.0], 30, "both streams")
+            wait_for(lambda: monitor.values("recourse_session_live == 1") == [1.0, 1.0], "both streams")
             nothing = {
                 "Reasons why streams are red or yellow": ["{{stream}}: {{reason}}"],
                 "Open transactions of other programs": ["{{stream}}: {{topic}}"],
                 "Age of the newest rows, by share of the objective": ["{{table}}"],
                 "Rows by broken rule": ["{{table}}: {{rule}}"],
             }
-            until(lambda: monitor.without_data(dashboard()) == nothing, 30, "every other query of the dashboard")
+            wait_for(lambda: monitor.without_data(dashboard()) == nothing, "every other query of the dashboard")
             first.kill()
             finished(first)
             down = {"RecourseStreamDown": {"totals", "windows"}}
-            until(lambda: monitor.firing() == down, 60, "the alert")
+            wait_for(lambda: monitor.firing() == down, "the alert")
             first = driver(made, bootstrap, "--streams", "totals,windows")
-            until(lambda: monitor.firing() == {}, 120, "the end of the alert")
+            wait_for(lambda: monitor.firing() == {}, "the end of the alert")
     finally:
         server.close()
         first.kill()

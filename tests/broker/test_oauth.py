@@ -21,11 +21,12 @@ from streaming_jobs.errors import BrokerUnreachable, ConfigurationError
 from streaming_jobs.sources.topics import Topics
 from tests.broker.test_topic_sink import to_topic
 from tests.conftest import SettingsFactory
-from tests.support.driver import Bench, produce, until
+from tests.support.driver import Bench, produce
 from tests.support.secured_broker import secured_broker
 from tests.support.things import thing
 from tests.support.topic_flows import copied
 from tests.support.topic_reader import committed
+from tests.support.waiting import wait_for
 
 IN, OUT, SECONDS = "oauth-in", "oauth-out", 4
 MODULE = (
@@ -98,7 +99,7 @@ def test_a_stream_gets_its_tokens_of_a_function_in_each_process_that_has_a_clien
         assert len(committed(administrator, OUT, 1)) == 500
         assert len(set(calls.read_text().split())) > 1, "the planner is a process of its own"
         said = calls.read_text()
-        until(lambda: calls.read_text() != said, 30, "a client that renews its token")
+        wait_for(lambda: calls.read_text() != said, "a client that renews its token")
         without = settings(chosen | {"kafka.sasl_oauthbearer_callback": f"{__name__}:raising"})
         with pytest.raises(BrokerUnreachable, match="sasl_oauthbearer_callback gave no token"):
             Topics.of(without.kafka, address)
@@ -141,7 +142,7 @@ def test_a_stream_reads_and_writes_topics_by_tokens_that_are_renewed(
             assert running.status.state == "stopped", running.status.error
             assert len(committed(administrator, OUT, 1)) == first + 500
             fetched = len(scopes)
-            until(lambda fetched=fetched: len(scopes) > fetched, 30, "a client that renews its token")
+            wait_for(lambda fetched=fetched: len(scopes) > fetched, "a client that renews its token")
         assert home.topics.describe(IN) is not None and set(scopes) == {"kafka"}
         refused = Topics.of(settings(chosen | {"kafka.sasl_oauthbearer_client_secret": "wrong"}).kafka, address)
         with pytest.raises(ConfigurationError, match="invalid_client"):

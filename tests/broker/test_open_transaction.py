@@ -11,8 +11,9 @@ from streaming_jobs.runtime.lag import EndOffsets, LagClock
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from tests.conftest import SettingsFactory
-from tests.support.driver import produce, until
+from tests.support.driver import produce
 from tests.support.things import thing
+from tests.support.waiting import wait_for
 
 
 def test_a_transaction_that_hangs_is_unread_records_and_no_end(
@@ -42,4 +43,4 @@ def test_a_transaction_that_hangs_is_unread_records_and_no_end(
         ends = looking.newest([topic])
         return ends is not None and not ends.open_since
 
-    until(free, 30, "the end of the transaction")
+    wait_for(free, "the end of the transaction")

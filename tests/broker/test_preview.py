@@ -21,8 +21,9 @@ from streaming_jobs.sinks.delta.log import walk
 from streaming_jobs.sinks.stored import entries
 from streaming_jobs.state.status import read_status
 from tests.broker.test_recovery_of_state import Home, home
-from tests.support.driver import command, until
+from tests.support.driver import command
 from tests.support.stories import copy_of, stock_story
+from tests.support.waiting import wait_for
 
 __all__ = ["home"]
 
@@ -125,9 +126,9 @@ def test_the_stream_runs_on_meanwhile(story: Story) -> None:
         start_new_session=True,
     )
     try:
-        until(lambda: _state(story) in ("running", "idle"), 120, "the driver")
+        wait_for(lambda: _state(story) in ("running", "idle"), "the driver")
         story.feed(story.all[2 * COUNT // 3 :])
-        until(lambda: moved(story) == COUNT, 120, "the rest of the movements")
+        wait_for(lambda: moved(story) == COUNT, "the rest of the movements")
         before = newest(story)
         story.deploy(WRONG)
         previewing = subprocess.Popen(
@@ -139,9 +140,9 @@ def test_the_stream_runs_on_meanwhile(story: Story) -> None:
             text=True,
         )
         place = story.settings.tables / "_previews" / "inventory" / "published" / "inventory"
-        until(place.is_dir, 120, "the preview")
+        wait_for(place.is_dir, "the preview")
         story.feed(story.all[:10])
-        until(lambda: moved(story) == COUNT + 10, 120, "what comes during the preview")
+        wait_for(lambda: moved(story) == COUNT + 10, "what comes during the preview")
         assert previewing.poll() is None, "it came while the preview ran"
         value = json.loads(previewing.communicate(timeout=240)[0])
         assert previewing.returncode == 10 and value["verdict"] == "different"

@@ -31,8 +31,9 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.status import Status, read_status
 from tests.broker.small_disk import small_disk
 from tests.support import ROOT
-from tests.support.driver import command, until
+from tests.support.driver import command
 from tests.support.stories import copy_of, stock_story, with_a_bug
+from tests.support.waiting import wait_for
 
 COUNT = 4_000
 
@@ -383,7 +384,7 @@ def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story,
         return {status(stream).state for stream in streams} <= {"running", "idle"}
 
     try:
-        until(lambda: at_work("inventory", "low_stock"), 90, "both streams")
+        wait_for(lambda: at_work("inventory", "low_stock"), "both streams")
         before = {stream: status(stream) for stream in ("inventory", "low_stock")}
         groups |= {status.pid for status in before.values()}
         plan = story.plan()
@@ -391,8 +392,8 @@ def test_a_stream_is_recovered_while_the_others_of_its_session_run(story: Story,
         story.compare(COUNT, right=True)
         if command is STREAMS_RUN:
             then = before["inventory"]
-            until(lambda: status("inventory").started_at > then.started_at, 60, "a new start")
-            until(lambda: at_work("inventory"), 90, "inventory with the corrected code")
+            wait_for(lambda: status("inventory").started_at > then.started_at, "a new start")
+            wait_for(lambda: at_work("inventory"), "inventory with the corrected code")
             assert status("inventory").pid == then.pid, "it is the same process that goes on"
             assert status("low_stock").started_at == before["low_stock"].started_at, "nobody had to stop it"
             assert status("inventory").generation > before["inventory"].generation
@@ -453,8 +454,8 @@ def test_a_driver_that_wakes_up_after_the_recovery_writes_nothing(story: Story) 
     )
     try:
         status = story.settings.state / "inventory" / "status.json"
-        until(
-            lambda: status.exists() and json.loads(status.read_text())["state"] in ("running", "idle"), 60, "the driver"
+        wait_for(
+            lambda: status.exists() and json.loads(status.read_text())["state"] in ("running", "idle"), "the driver"
         )
         os.killpg(sleeper.pid, signal.SIGSTOP)
         (story.settings.state / "inventory" / "lease").unlink()

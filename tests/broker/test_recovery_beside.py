@@ -25,7 +25,7 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.platform.table_rows import rows
 from streaming_jobs.state.status import Status, read_status
 from tests.broker.small_disk import small_disk
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 STREAMS = ("inventory", "low_stock")
 FIRST = 20_000
@@ -56,7 +56,7 @@ def status(story: Story, stream: str = "inventory") -> Status:
 
 def settled(story: Story, generation: int) -> None:
     """Wait until both streams go on in a generation."""
-    until(lambda: story.runs_in(generation, streams=STREAMS), 120, f"both streams in generation {generation}")
+    wait_for(lambda: story.runs_in(generation, streams=STREAMS), f"both streams in generation {generation}")
 
 
 def stages(story: Story, plan: str) -> list[str]:
@@ -72,7 +72,7 @@ def crashed(story: Story, point: str, *arguments: str) -> None:
 
 def whole(story: Story, sent: int) -> None:
     """Wait until both tables have all movements, and compare them with the truth."""
-    until(lambda: story.has_read(sent), 60, "the rest")
+    wait_for(lambda: story.has_read(sent), "the rest")
     story.compare(sent, right=True, low_stock=True)
 
 
@@ -192,7 +192,7 @@ def test_what_dies_while_the_replay_follows_does_not_change_where_it_ends(
         journal = journal_of(sent.settings, plan)
         with ThreadPoolExecutor(1) as pool:
             applied = pool.submit(sent.command, sent.folder, sent.environment(), "recover", "apply", plan, "--yes")
-            until(lambda: journal.reached("follow"), 60, "the replay")
+            wait_for(lambda: journal.reached("follow"), "the replay")
             if killed == "session":
                 os.kill(status(sent).pid or 0, signal.SIGKILL)
                 with pytest.raises(PermanentError, match="the session has ended"):

@@ -17,10 +17,10 @@ from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.state.topic_records import void_of
 from tests.broker.conftest import BenchFactory
 from tests.support import diamond
-from tests.support.driver import Bench, command, produce, rows, session_of, until, variables
+from tests.support.driver import Bench, command, produce, rows, session_of, variables
 from tests.support.things import thing
 from tests.support.topic_reader import committed
-from tests.support.waiting import meanwhile
+from tests.support.waiting import meanwhile, wait_for
 
 FLOWS = "tests.support.diamond"
 WRITER, READER = "first", "seen"
@@ -54,7 +54,7 @@ class Live:
         truth = diamond.truth(range(self.sent), mark)
         for table in ("diamond_events", "diamond_seen")[: len(self.streams)]:
             right = truth[table]
-            until(lambda: len(self.rows(table)) >= right.total(), 120, f"the rows of {table}")  # noqa: B023
+            wait_for(lambda: len(self.rows(table)) >= right.total(), f"the rows of {table}")  # noqa: B023
             found = Counter((row["k"], row["n"]) for row in self.rows(table))
             assert found == right, f"{table}: {found - right} {right - found}"
         assert self.counting() == truth["diamond_seen"]
@@ -111,7 +111,7 @@ def running(here: Bench, patch: pytest.MonkeyPatch, *names: str) -> Iterator[Liv
     with session_of(here, FLOWS, *names):
         for end in (550, 600):  # batches of their own
             live.send(end)
-            until(lambda: len(live.rows("diamond_events")) == live.sent, 120, "the rows")
+            wait_for(lambda: len(live.rows("diamond_events")) == live.sent, "the rows")
         yield live
 
 
@@ -149,7 +149,7 @@ def test_staged_records_are_appended_once_when_the_stream_stops_though_a_kill_co
 
 @pytest.mark.long
 def test_an_abort_leaves_the_topic_as_it_was_and_an_undo_lets_the_old_records_count(both: Live) -> None:
-    until(lambda: len(both.rows("diamond_seen")) == 200, 60, "the records of the topic")
+    wait_for(lambda: len(both.rows("diamond_seen")) == 200, "the records of the topic")
     before, plan = both.ends, both.plan()
     both.killed("first:recover_compare_ran:0", "recover", "apply", plan, "--yes")
     assert both.ends == before

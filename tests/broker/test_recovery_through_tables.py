@@ -16,8 +16,9 @@ from streaming_jobs.catalog.topology import Topology
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_table_source import made
 from tests.support import diamond, two_steps
-from tests.support.driver import Bench, command, produce, rows, session_of, until, variables
+from tests.support.driver import Bench, command, produce, rows, session_of, variables
 from tests.support.things import expected_totals, thing
+from tests.support.waiting import wait_for
 
 FLOWS = "tests.support.diamond"
 STREAMS = ("first", "sums", "seen", "last")
@@ -86,7 +87,7 @@ def test_a_diamond_of_tables_and_topics_is_put_right_and_taken_back(here: Bench)
     with session_of(here, FLOWS, "first"):  # the replay follows it; what it writes to the topic is appended at the end
         for end in (620, 640):
             more(here, end - 20, end)
-            until(lambda end=end: len(rows(here.settings, "diamond_events")) == end, 60, "the things")  # type: ignore[misc]
+            wait_for(lambda end=end: len(rows(here.settings, "diamond_events")) == end, "the things")  # type: ignore[misc]
         more(here, 640, 700)
         killed(here, "first:recover_append_written:0", "recover", "apply", plan["id"], "--yes")
         here.recourse(FLOWS, "recover", "resume", plan["id"], "--yes")
@@ -178,7 +179,7 @@ def test_beside_their_session_the_writer_is_followed_and_its_reader_replayed_aft
         return {row["k"]: (row["c"], row["s"]) for row in rows(here.settings, "sums")}
 
     def read(end: int) -> None:
-        until(lambda: sum(count for count, _ in totals().values()) == end, 120, f"{end} rows in sums")
+        wait_for(lambda: sum(count for count, _ in totals().values()) == end, f"{end} rows in sums")
 
     with session_of(here, TWO_STEPS, "clean", "sums"):
         for end in (700, 800, 900):

@@ -21,8 +21,9 @@ from streaming_jobs.runtime.sliceable import sliceable
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_slices import running
 from tests.support import ROOT
-from tests.support.driver import Bench, command, driver, finished, rows, until, variables
+from tests.support.driver import Bench, command, driver, finished, rows, variables
 from tests.support.redrive_flows import hourly, limited, priced
+from tests.support.waiting import wait_for
 
 FLOWS = "tests.support.redrive_flows"
 PRICES = [b"1", b"0.5", b"70", b"2.5", b"99.5", b"3", b"80", b"{"]
@@ -83,11 +84,11 @@ def test_a_running_stream_takes_redrives_that_killed_commands_have_left(bench: B
     with running(made, priced(topic, "right")):
         killed = recourse(made, topic, "deadletters", "replay", "priced", RECOURSE_CRASH="priced:redrive_asked:0")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        until(lambda: len(rows(made.settings, "priced_dead_letters")) == 5, 60, "the driver's commit")
+        wait_for(lambda: len(rows(made.settings, "priced_dead_letters")) == 5, "the driver's commit")
         report = done(made, topic, "quarantine", "replay", "priced")
         assert (report["outcome"], report["outcomes"]) == ("committed", {"row": 10})
         send(made, topic, range(40, 48))
-        until(lambda: len(rows(made.settings, "priced")) >= 42, 60, "the records after it")
+        wait_for(lambda: len(rows(made.settings, "priced")) >= 42, "the records after it")
     check(made, topic, 48)
     again = done(made, topic, "deadletters", "replay", "priced")
     assert (again["outcome"], again["outcomes"]) == ("nothing has changed", {"dead again": 6})
@@ -264,7 +265,7 @@ def test_windows_are_redriven_beside_the_running_stream_and_put_back_by_a_recove
         check_windows(made, [*NEVER, COUNT + 1])
         after = [(LAST + timedelta(hours=9), "5")] * 2  # closes the last window
         send_events(made, topic, after, COUNT + 2)
-        until(lambda: any(row["begin"] == LAST for row in rows(made.settings, "hourly")), 60, "the window's row")
+        wait_for(lambda: any(row["begin"] == LAST for row in rows(made.settings, "hourly")), "the window's row")
         report = done(made, topic, "deadletters", "replay", "hourly")
         assert (report["outcomes"], report["left"]) == ({"rebuilt": 1, "dead again": len(NEVER)}, [])
         check_windows(made, NEVER, last=71.0)

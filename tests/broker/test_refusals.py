@@ -16,8 +16,9 @@ from streaming_jobs.state import stream_record
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
-from tests.support.driver import Bench, driver, finished, on_topic, produce, rows, until
+from tests.support.driver import Bench, driver, finished, on_topic, produce, rows
 from tests.support.things import plain, thing
+from tests.support.waiting import wait_for
 
 Ran = tuple[Bench, Stream]
 
@@ -152,7 +153,7 @@ def cut(bench: Bench, topic: str, offset: int) -> None:
     """Delete every record before the offset."""
     admin = AdminClient({"bootstrap.servers": bench.bootstrap})
     deletions = admin.delete_records([TopicPartition(topic, 0, offset)])
-    until(lambda: bench.topics.offsets(topic).earliest[0] == offset, 30, f"the cut at {offset}")
+    wait_for(lambda: bench.topics.offsets(topic).earliest[0] == offset, f"the cut at {offset}")
     assert all(future.result(timeout=60) is not None for future in deletions.values())
 
 

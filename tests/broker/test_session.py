@@ -32,18 +32,9 @@ from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.conftest import QUICK_START, SettingsFactory
 from tests.support import ROOT
-from tests.support.driver import (
-    assert_chained,
-    command,
-    driver,
-    finished,
-    ledger,
-    on_topic,
-    produce,
-    rows,
-    until,
-)
+from tests.support.driver import assert_chained, command, driver, finished, ledger, on_topic, produce, rows
 from tests.support.things import plain, thing
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -96,13 +87,13 @@ def test_one_failure_leaves_the_others_running_and_a_second_driver_is_refused_ev
     quick = ("--set", "streams.broken.max_restarts=0")
     first = driver(settings, bootstrap, "--streams", "plain,broken,crooked", *quick)
     drivers.append(first)
-    waiting = until(lambda: (s := read_status(settings, "plain")) and s.lag_records, 120, "the lag")
+    waiting = wait_for(lambda: (s := read_status(settings, "plain")) and s.lag_records, "the lag")
     assert waiting == 500, "known before the first batch"
-    until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
-    until(lambda: (s := read_status(settings, "broken")) is not None and s.state == "failed", 120, "the failure")
-    until(lambda: (s := read_status(settings, "crooked")) is not None and s.state == "failed", 120, "the other one")
+    wait_for(lambda: batches(settings, "plain") >= 0, "the first batch")
+    wait_for(lambda: (s := read_status(settings, "broken")) is not None and s.state == "failed", "the failure")
+    wait_for(lambda: (s := read_status(settings, "crooked")) is not None and s.state == "failed", "the other one")
     produce(bootstrap, "things", map(thing, range(500, 600)))
-    until(lambda: len(rows(settings, "plain")) == 600, 60, "the rows after the failure")
+    wait_for(lambda: len(rows(settings, "plain")) == 600, "the rows after the failure")
     assert first.poll() is None
     failed = read_status(settings, "broken")
     assert failed is not None and failed.error is not None and "a bug in the function" in failed.error["found"]
@@ -152,7 +143,7 @@ def test_a_session_ends_at_a_batch_border(
     settings, bootstrap = things
     process = driver(settings, bootstrap, "--streams", "plain", "--supervised")
     drivers.append(process)
-    until(lambda: batches(settings, "plain") >= 0, 120, "the first batch")
+    wait_for(lambda: batches(settings, "plain") >= 0, "the first batch")
     marker = settings.state / "plain" / "stop"
     if how == "SIGTERM":
         process.send_signal(signal.SIGTERM)
@@ -230,7 +221,7 @@ def test_a_commit_that_runs_past_the_stop_deadline_keeps_the_lease_until_it_is_o
     try:
         assert committing.wait(120)
         session.stop_all.set()
-        until(lambda: (q := session.running[0].query) is None or not q.isActive, 60, "Spark's word that it has ended")
+        wait_for(lambda: (q := session.running[0].query) is None or not q.isActive, "Spark's word that it has ended")
         for _ in range(20):  # of the session's looks
             with pytest.raises(LeaseBusy):
                 acquire(settings, "plain", purpose="session", wait=0.1).release()
@@ -292,28 +283,28 @@ def test_streams_run_goes_on_with_corrected_code_and_after_a_recovery(
         now = status(stream)
         return now.started_at > after and now.state in ("running", "idle") and (now.batch or 0) >= 0
 
-    until(lambda: status("mended").state == "failed" and at_work("good", 0), 240, "the failure of one stream")
+    wait_for(lambda: status("mended").state == "failed" and at_work("good", 0), "the failure of one stream")
     first = status("good")
     assert status("mended").error["code"] == "REC-027"  # type: ignore[index]
     (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number"))
-    until(lambda: at_work("mended", first.started_at), 240, "the corrected stream")
-    until(lambda: len(rows(settings, "mended")) == 500, 60, "the rows of the corrected function")
+    wait_for(lambda: at_work("mended", first.started_at), "the corrected stream")
+    wait_for(lambda: len(rows(settings, "mended")) == 500, "the rows of the corrected function")
     assert status("good").pid == first.pid != status("mended").pid, "newer code has a process of its own"
 
     second = status("mended")
     STOP.ask_for(settings, "mended", "mended-0001")
-    until(lambda: status("mended").state == "stopped", 60, "the stop for the recovery")
+    wait_for(lambda: status("mended").state == "stopped", "the stop for the recovery")
     assert status("good").state in ("running", "idle")
     (tmp_path / "own_flows.py").write_text(FLOW.format(body="return number + 0"))
     STOP.clear_for(settings, "mended", "mended-0001")
-    until(lambda: at_work("mended", second.started_at), 240, "the stream after the recovery")
+    wait_for(lambda: at_work("mended", second.started_at), "the stream after the recovery")
     assert status("mended").code_version != second.code_version
 
     third = status("mended")
     STOP.ask_for(settings, "mended", "mended-0002")
-    until(lambda: status("mended").state == "stopped", 60, "the stop for the second recovery")
+    wait_for(lambda: status("mended").state == "stopped", "the stop for the second recovery")
     STOP.clear_for(settings, "mended", "mended-0002")
-    until(lambda: at_work("mended", third.started_at), 240, "the stream after the second recovery")
+    wait_for(lambda: at_work("mended", third.started_at), "the stream after the second recovery")
     now = status("good")
     assert (now.pid, now.begun_at, now.restarts) == (first.pid, first.begun_at, 0), "the other one did not stop"
     process.send_signal(signal.SIGTERM)

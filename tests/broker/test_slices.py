@@ -31,8 +31,8 @@ from streaming_jobs.stream import DeltaTable as Declared
 from streaming_jobs.stream import Stream
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT
-from tests.support.driver import Bench, command, on_topic, rows, until
-from tests.support.waiting import meanwhile
+from tests.support.driver import Bench, command, on_topic, rows
+from tests.support.waiting import meanwhile, wait_for
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 FIRST = datetime(2013, 11, 1, tzinfo=UTC)
@@ -182,13 +182,13 @@ def test_the_running_driver_commits_the_slice_and_the_stream_goes_on(bench: Benc
     whole = schedule(6)
     send(made, topic, whole[:200])
     with running(made, stream) as runner:
-        until(lambda: runner.status.rows_written >= 200, 90, "the first flights")
+        wait_for(lambda: runner.status.rows_written >= 200, "the first flights")
         plant(made, "flights_clean", stream.name, {"carrier": "'XX'"}, "flight_date = '2013-11-03'")
         report = rebuilt(made, stream, DAY)
         assert (report.outcome, report.difference.counts.gone, report.difference.counts.new) == ("committed", 0, 0)
         assert report.difference.counts.corrected == report.difference.new_rows > 10
         send(made, topic, whole[200:])
-        until(lambda: runner.status.rows_written >= len(whole), 90, "the flights after it")
+        wait_for(lambda: runner.status.rows_written >= len(whole), "the flights after it")
     there = rows(made.settings, "flights_clean")
     assert sorted((r["flight"], r["carrier"]) for r in there) == [(n, "AA") for n in range(len(whole))]
     assert {r["flight_date"] for r in there} >= {date(2013, 11, 3), date(2013, 11, 4)}

@@ -17,8 +17,9 @@ from streaming_jobs.platform.broker import Broker
 from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.stream import DeltaTable, KafkaTopic, stream
 from tests.broker.conftest import BenchFactory
-from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows, until
+from tests.support.driver import Bench, assert_chained, ledger, on_topic, produce, rows
 from tests.support.things import KEYS, THING, THINGS, expected_totals, parity, plain, thing, totals, windows
+from tests.support.waiting import wait_for
 
 
 def fed(bench: Bench, topic: str, records: int, *, partitions: int = 1) -> None:
@@ -98,7 +99,7 @@ def test_a_busy_stream_stops_at_a_batch_border_and_goes_on_from_there(bench: Ben
     made = bench({"stream.max_offsets_per_trigger": 50, "stream.min_commit_interval": "10 ms"})
     fed(made, topic, 5000)
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 2, 60, "the third batch")
+    wait_for(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 2, "the third batch")
     running.request_stop()
     made.finish(running, 30)
     assert running.status.state == "stopped" and running.pipeline is not None and running.pipeline.stopped_at_border
@@ -120,7 +121,7 @@ def test_an_idle_stream_stops_within_seconds(bench: BenchFactory, topic: str) ->
     made = bench()
     fed(made, topic, 10)
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     running.request_stop()
     made.finish(running, 10)
     assert running.status.state == "stopped" and running.status.error is None
@@ -130,11 +131,11 @@ def test_a_broker_killed_and_restarted_is_waited_for(bench: BenchFactory, broker
     made = bench({"stream.max_offsets_per_trigger": 1000})
     fed(made, topic, 100)
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     broker.kill()
     assert broker.restart() == made.bootstrap
     produce(made.bootstrap, topic, map(thing, range(100, 200)))
-    until(lambda: running.poll(made.spark) or numbers(made, "plain") == list(range(200)), 90, "the records sent since")
+    wait_for(lambda: running.poll(made.spark) or numbers(made, "plain") == list(range(200)), "the records sent since")
     running.request_stop()
     made.finish(running)
 
@@ -143,7 +144,7 @@ def test_a_topic_made_anew_under_a_running_stream_stops_it(bench: BenchFactory, 
     made = bench()
     fed(made, topic, 100)
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or running.status.batch == 0, 60, "the first batch")
+    wait_for(lambda: running.poll(made.spark) or running.status.batch == 0, "the first batch")
     made.topics.delete(topic)
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(1000, 1500)))

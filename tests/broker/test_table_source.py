@@ -21,8 +21,9 @@ from streaming_jobs.state.status import read_status
 from streaming_jobs.table_sources.versions import TableVersions
 from tests.broker.conftest import BenchFactory
 from tests.support import ROOT, two_steps
-from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows, until
+from tests.support.driver import Bench, assert_chained, command, driver, finished, ledger, produce, rows
 from tests.support.things import KEYS, expected_totals, thing
+from tests.support.waiting import wait_for
 
 FLOWS = ["tests.support.two_steps"]
 
@@ -192,19 +193,18 @@ def test_a_reader_that_starts_first_waits_for_its_table_and_then_follows_it_live
     here = made(bench)
     live = driver(here.settings, here.bootstrap, "--streams", "copied,clean", flows=FLOWS[0])
     try:
-        waiting = until(
+        waiting = wait_for(
             lambda: (s := read_status(here.settings, "copied")) and s.error and s.error["code"] == "REC-015" and s,
-            120,
             "the wait for the table",
         )
         assert waiting.state == "failing" and "table clean" in waiting.error["found"]
         produce(here.bootstrap, "things", map(thing, range(200)))
-        until(lambda: _count(here, "copied") == 200, 120, "the first rows")
+        wait_for(lambda: _count(here, "copied") == 200, "the first rows")
         for first in range(200, 400, 50):
             produce(here.bootstrap, "things", map(thing, range(first, first + 50)))
-            until(lambda first=first: _count(here, "copied") == first + 50, 60, "the next rows")
-        until(
-            lambda: (s := read_status(here.settings, "copied")) and s.lag_records == 0 and s.error is None, 30, "no lag"
+            wait_for(lambda first=first: _count(here, "copied") == first + 50, "the next rows")
+        wait_for(
+            lambda: (s := read_status(here.settings, "copied")) and s.lag_records == 0 and s.error is None, "no lag"
         )
         assert numbers(here, "copied") == Counter(range(400))
     finally:

@@ -27,8 +27,8 @@ from streaming_jobs.sinks.kafka.writer import Clients, TransactionWriter
 from streaming_jobs.sources.connection import client_config
 from streaming_jobs.sources.topics import Topics
 from tests.support import ROOT
-from tests.support.driver import until
 from tests.support.topic_reader import MURMUR2, committed, murmur2, partition_of
+from tests.support.waiting import wait_for
 
 PARTITIONS = 3
 STREAM = "orders"
@@ -275,7 +275,7 @@ def test_without_the_marker_of_a_killed_driver_s_batch_nothing_of_it_is_read(pla
 
 def test_a_stopped_driver_that_wakes_up_later_writes_nothing(place: Place) -> None:
     process = run_writer(place, 0, "stop")
-    until(lambda: stopped(process.pid), 60, "the stop")
+    wait_for(lambda: stopped(process.pid), "the stop")
     writer = place.writer()
     writer.write(place.entry(0), place.batch(0))  # False if the answer to its commit was lost, and it looked again
     os.kill(process.pid, signal.SIGCONT)
@@ -293,7 +293,7 @@ def test_readers_do_not_wait_for_a_transaction_that_failed_for_good(place: Place
     with pytest.raises(ZeroDivisionError):
         writer.write(place.entry(0), place.batch(0))
     topics = Topics(place.config)
-    until(lambda: sum(topics.latest(place.topic).values()) >= 100, 20, "the end of the transaction")
+    wait_for(lambda: sum(topics.latest(place.topic).values()) >= 100, "the end of the transaction")
     assert place.numbers() == []
 
 

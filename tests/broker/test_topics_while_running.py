@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.broker.conftest import BenchFactory
 from tests.broker.test_refusals import cut
-from tests.support.driver import assert_chained, ledger, on_topic, produce, rows, until
+from tests.support.driver import assert_chained, ledger, on_topic, produce, rows
 from tests.support.things import plain, thing
+from tests.support.waiting import wait_for
 
 RECORDS, CUT = 120_000, 110_000
 """The cut lies far behind what was fetched ahead, some ten thousand records: that much the stream goes on reading."""
@@ -18,7 +19,7 @@ def test_a_topic_truncated_past_the_position_of_a_running_stream_stops_it_with_t
     made.topics.create(topic, 1)
     produce(made.bootstrap, topic, map(thing, range(RECORDS)))
     running = made.start(on_topic(plain, topic), "continuous")
-    until(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 1, 60, "the second batch")
+    wait_for(lambda: running.poll(made.spark) or (running.status.batch or 0) >= 1, "the second batch")
     cut(made, topic, CUT)
     made.finish(running, 180)
     assert running.status.state == "failed" and running.status.error is not None

@@ -19,9 +19,10 @@ from streaming_jobs.sources.topics import Topics
 from streaming_jobs.verification.topic import CommittedReader
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
-from tests.support.driver import command, driver, finished, ledger, produce, until
+from tests.support.driver import command, driver, finished, ledger, produce
 from tests.support.driver import rows as made_rows
 from tests.support.things import thing
+from tests.support.waiting import wait_for
 
 _WITHOUT_END = """
 import sys
@@ -62,7 +63,7 @@ def test_a_topic_that_grows_is_read_up_to_where_it_ended(broker: Broker, setting
     topics.create(topic, 2)
     produce(bootstrap, topic, (thing(i) for i in range(5_000)))
     with produced_without_end(bootstrap, topic, 20):
-        until(lambda: topics.offsets(topic).total > 6_000, 20, "the sender's first records")
+        wait_for(lambda: topics.offsets(topic).total > 6_000, "the sender's first records")
         before = topics.offsets(topic).total
         content = CommittedReader.at(made.kafka, bootstrap, topic).content()
         after = topics.offsets(topic).total
@@ -132,8 +133,8 @@ def test_streams_that_are_not_shipped_are_verified_while_records_arrive(
     )
     try:
         with produced_without_end(bootstrap, topic, 1):
-            until(
-                lambda: all(len(ledger(made, name)) > 2 for name in ("plain", "totals", "windows", "evens")), 90, "rows"
+            wait_for(
+                lambda: all(len(ledger(made, name)) > 2 for name in ("plain", "totals", "windows", "evens")), "rows"
             )
             live = verified()
             assert session.poll() is None, "the session runs on"

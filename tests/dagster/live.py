@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import dagster as dg
 
@@ -13,6 +13,7 @@ from orchestration.local_dagster.dagster_home import LOCATION
 from orchestration.local_dagster.processes import DagsterProcesses
 from streaming_jobs.settings import Settings
 from tests.support.dagster_runs import REPOSITORY, RunsClient
+from tests.support.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -23,8 +24,6 @@ class LiveDagster:
 
     settings: Settings
     processes: DagsterProcesses
-    patience: ClassVar[float] = 180.0
-    """Seconds for anything to happen; a quiet machine needs a tenth of it."""
 
     @property
     def client(self) -> RunsClient:
@@ -32,9 +31,9 @@ class LiveDagster:
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Wait, looking after the processes meanwhile as `recourse up` does."""
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + PATIENCE
         while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {self.patience:.0f} s for {what}: {self.state()}"
+            assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}: {self.state()}"
             self.processes.supervise()
             time.sleep(0.3)
         return value

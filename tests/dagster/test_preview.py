@@ -20,7 +20,7 @@ from orchestration.preview import JOB, STEP, VERDICT_TAG, definitions, preview_c
 from streaming_jobs.catalog.topology import Topology
 from streaming_jobs.errors import ConfigurationError
 from streaming_jobs.settings import Settings
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 
 def fake(arguments: Sequence[str]) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_run_that_is_canceled_ends_its_preview(shop: Settings, monkeypatch: py
     with dg.DagsterInstance.ephemeral() as instance:
 
         def cancel() -> None:
-            until((shop.home / "pid").is_file, 60, "the preview")
+            wait_for((shop.home / "pid").is_file, "the preview")
             (run,) = instance.get_runs()
             instance.report_run_canceling(run)
 

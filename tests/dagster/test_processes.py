@@ -70,23 +70,23 @@ def test_up_ends_sessions_in_order_goes_on_next_time_and_leaves_nothing_when_kil
     shop: Settings, ups: list[subprocess.Popen[str]]
 ) -> None:
     client = start_up(ups)
-    wait_for(lambda: newest(client)[1] == "STARTED" and len(starts(shop)) == 1, "the first session", SLOW)
+    wait_for(lambda: newest(client)[1] == "STARTED" and len(starts(shop)) == 1, "the first session")
     ups[0].terminate()
     assert ups[0].wait(SLOW) == 0
     assert of_home(shop) == []
     assert "stopped at a batch border" in (shop.logs / "session-shop.log").read_text()
 
     client = start_up(ups)
-    wait_for(lambda: len(starts(shop)) == 2, "a session although the last run was canceled", SLOW)
+    wait_for(lambda: len(starts(shop)) == 2, "a session although the last run was canceled")
     runs = client.runs("shop")
     assert [run["status"] for run in runs] == ["STARTED", "CANCELED"]
     assert {"key": STOPPED_BY_TAG, "value": "shutdown"} in runs[1]["tags"]
     ups[1].kill()
-    wait_for(lambda: of_home(shop) == [], "the end of everything", SLOW)
+    wait_for(lambda: of_home(shop) == [], "the end of everything")
 
     client = start_up(ups)
-    wait_for(lambda: len(starts(shop)) == 3, "a session after the kill", SLOW)
-    wait_for(lambda: [r["status"] for r in client.runs("shop")] == ["STARTED", "FAILURE", "CANCELED"], "no lie", SLOW)
+    wait_for(lambda: len(starts(shop)) == 3, "a session after the kill")
+    wait_for(lambda: [r["status"] for r in client.runs("shop")] == ["STARTED", "FAILURE", "CANCELED"], "no lie")
 
 
 def test_a_run_that_keepalive_starts_while_all_is_ended_is_ended_too(

@@ -168,7 +168,7 @@ def test_kill_9_of_the_worker_ends_the_process_too(shop: Settings, stored: dg.Da
     environment = {**os.environ, "DAGSTER_HOME": str(shop.dagster_home), "PYTHONPATH": str(ROOT)}
     worker = subprocess.Popen([sys.executable, "-m", "tests.dagster.fakes.recover_worker"], env=environment)
     try:
-        (pid,) = wait_for(lambda: pids(shop), "the process", 60)
+        (pid,) = wait_for(lambda: pids(shop), "the process")
     finally:
         worker.kill()
         worker.wait()

@@ -335,7 +335,7 @@ def kill_over_a_worker(shop: Settings, *command: str) -> None:
     environment = {**os.environ, "DAGSTER_HOME": str(prepared(shop)), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([sys.executable, *command, "tests.dagster.fakes.worker"], env=environment)
     try:
-        wait_for(lambda: (s := read_status(shop, "orders")) and s.batch, "a batch", 60)
+        wait_for(lambda: (s := read_status(shop, "orders")) and s.batch, "a batch")
     finally:
         process.kill()
         process.wait()

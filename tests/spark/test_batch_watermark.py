@@ -15,8 +15,8 @@ from streaming_jobs.runtime.batch_watermark import WatermarkServer
 from streaming_jobs.sources.data_source import load
 from streaming_jobs.sources.planner import BatchLimits
 from streaming_jobs.sources.source_clock import TimedSource
-from tests.support.driver import until
 from tests.support.steps import START, StepReading, step
+from tests.support.waiting import wait_for
 
 LATENESS = 2_000
 
@@ -117,10 +117,10 @@ def test_a_live_query_writes_a_window_in_the_batch_that_comes_after_idle_moments
     server.bind(query)
     try:
         for number, (second, closed) in enumerate([(25, [(0, 1)]), (47, [(0, 1), (20, 1)])], start=1):
-            batches = until(lambda: len(windows.batches), 60, "a batch")
+            batches = wait_for(lambda: len(windows.batches), "a batch")
             time.sleep(1)  # idle moments
             step(folder, number, second)
-            until(lambda batches=batches: len(windows.batches) > batches or query.exception(), 60, "the next batch")
+            wait_for(lambda batches=batches: len(windows.batches) > batches or query.exception(), "the next batch")
             assert query.exception() is None and windows.written == closed
     finally:
         query.stop()
@@ -146,12 +146,12 @@ def test_a_source_without_records_holds_the_windows_of_another_until_it_is_idle(
     query = going.writer.trigger(processingTime="50 milliseconds").start()
     server.bind(query)
     try:
-        until(lambda: query.lastProgress is not None or query.exception(), 60, "an idle moment")
+        wait_for(lambda: query.lastProgress is not None or query.exception(), "an idle moment")
         step(busy, 2, 46)
-        until(lambda: going.written == [(0, 2), (30, 1)], 60, "the window")
+        wait_for(lambda: going.written == [(0, 2), (30, 1)], "the window")
         step(quiet, 1, 7, 47)
         step(busy, 3, 58)
-        until(lambda: (40, 2) in going.written, 60, "the next window")
+        wait_for(lambda: (40, 2) in going.written, "the next window")
         assert (0, 1) not in going.written, "a record of the idle source was late"
     finally:
         query.stop()

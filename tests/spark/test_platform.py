@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 from streaming_jobs.platform.spark_jvm import LATER_SECOND_COMPILER
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -69,7 +69,7 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
         held.append(jvm.java.nio.ByteBuffer.allocate(8 << 20))
         return bool(old.getUsageThreshold() > threshold)
 
-    until(grown, 120, "twice what is in use is the next threshold")
+    wait_for(grown, "twice what is in use is the next threshold")
     held.clear()
 
     def small_again() -> bool:
@@ -77,7 +77,7 @@ def test_old_objects_of_the_jvm_are_collected_before_its_heap_is_full(spark: Spa
         jvm.java.lang.System.gc()
         return bool(old.getUsage().getUsed() < threshold)
 
-    until(small_again, 60, "the buffers are let go of")
+    wait_for(small_again, "the buffers are let go of")
 
 
 def test_python_processes_are_forked_with_their_imports_done(spark: SparkSession) -> None:

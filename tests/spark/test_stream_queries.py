@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streaming_jobs.runtime.stream_queries import RunningQuery, SparkQuery
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 
 def test_a_query_that_was_stopped_has_not_ended_while_its_batch_is_at_work(spark: SparkSession) -> None:
@@ -33,7 +33,7 @@ def test_a_query_that_was_stopped_has_not_ended_while_its_batch_is_at_work(spark
         assert not query.isActive and not query.ended
         assert started.awaitTermination(0.001), "as if it had ended"
         go_on.set()
-        until(lambda: query.ended, 60, "the end of the thread")
+        wait_for(lambda: query.ended, "the end of the thread")
     finally:
         go_on.set()
         spark.conf.set("spark.sql.streaming.stopTimeout", str(before))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -42,15 +42,6 @@ log = structlog.get_logger()
 CRASH = "RECOURSE_CRASH"
 WARM: list[Warm] = []
 """What commands start from, while there is such a thing (the fixture `warm`)."""
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for a condition and return its value; AssertionError if it does not come."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.05)
-    return value
 
 
 def command(

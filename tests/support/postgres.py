@@ -168,7 +168,7 @@ def _wait_for(server: Postgres, process: subprocess.Popen[Any], log: Path) -> No
             return False
         return True
 
-    wait_for(answers, "PostgreSQL", 30)
+    wait_for(answers, "PostgreSQL")
 
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

@@ -111,7 +111,7 @@ def prometheus(folder: Path, target: str, rules: str) -> Iterator[PrometheusServ
         )
     server = PrometheusServer(f"http://127.0.0.1:{port}")
     try:
-        wait_for(lambda: _ready(process, server, log), "Prometheus", 60)
+        wait_for(lambda: _ready(process, server, log), "Prometheus")
         yield server
     finally:
         process.kill()

@@ -14,7 +14,7 @@ from pyspark.find_spark_home import _find_spark_home
 from streaming_jobs.platform.java import choose
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 _ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -63,11 +63,11 @@ def spark_cluster(settings: Settings, folder: Path, environment: dict[str, str])
     try:
         deploy = "org.apache.spark.deploy"
         log = start("master", f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        found = until(lambda: _ADDRESS.search(log.read_text()), 60, "the master")
+        found = wait_for(lambda: _ADDRESS.search(log.read_text()), "the master")
         for host in HOSTS:
             options = ("--host", host, "--cores", "1", "--memory", "600m", "--webui-port", "0")
             log = start(host, f"{deploy}.worker.Worker", *options, found[1])
-            until(lambda log=log: _REGISTERED in log.read_text(), 60, f"the worker {host}")
+            wait_for(lambda log=log: _REGISTERED in log.read_text(), f"the worker {host}")
         yield found[1]
     finally:
         for process in reversed(processes):

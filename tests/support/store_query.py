@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from streaming_jobs.platform import spark as spark_session
 from streaming_jobs.settings import Settings
 from tests.support import ROOT
-from tests.support.driver import until
 from tests.support.store_server import BUCKET, Fault, Request, StoreServer, store_server
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,7 +113,7 @@ def _run(task: str, home: Path, endpoint: str, last: int, extra: Mapping[str, st
     def batch(frame: DataFrame, number: int) -> None:
         rows = {str(row.key): [row.n, row.total] for row in frame.collect()}
         if task == "die" and number == last:
-            until(lambda: any(each.key.endswith(".zip") for each in server.requests()), 60, "a snapshot of state")
+            wait_for(lambda: any(each.key.endswith(".zip") for each in server.requests()), "a snapshot of state")
             os.kill(jvm, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         (out / f"{number}.json").write_text(json.dumps(rows))
@@ -123,9 +123,7 @@ def _run(task: str, home: Path, endpoint: str, last: int, extra: Mapping[str, st
     frame = counted.agg(count("*").alias("n"), total("value").alias("total"))
     writer = frame.writeStream.outputMode("update").foreachBatch(batch)
     query = writer.option("checkpointLocation", f"{_ROOT}/g0001").start()
-    until(
-        lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= last or query.exception(), 120, "the last batch"
-    )
+    wait_for(lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= last or query.exception(), "the last batch")
     query.stop()
     if query.exception() is not None:
         raise query.exception()  # type: ignore[misc]

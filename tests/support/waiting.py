@@ -11,11 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:
+PATIENCE = 240.0
+"""Seconds for anything to happen; a quiet machine needs a tenth of it."""
+
+
+def wait_for(condition: Callable[[], T], what: str) -> T:
     """Wait until the condition is true and return its value; an AssertionError names what did not come."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
         time.sleep(0.05)
     return value
 

@@ -212,18 +212,17 @@ def test_a_real_prometheus_sees_a_dead_driver_a_late_stream_a_hung_transaction_a
                     }
                 ),
                 "one alert for each cause",
-                60,
             )
             assert seen.without_data(monitoring.dashboard()) == {}, "every query of the dashboard has data now"
             dead.live()
             late.changes = hung.changes = stale.changes = {}
-            wait_for(lambda: shows({}), "every alert to resolve", 60)
+            wait_for(lambda: shows({}), "every alert to resolve")
             server.scrapes.settings = full
-            wait_for(lambda: shows({"RecourseDiskFull": {""}}), "the alert of a full disk", 60)
+            wait_for(lambda: shows({"RecourseDiskFull": {""}}), "the alert of a full disk")
             server.scrapes.settings = made
             well.die()
             STOP.ask(made, "well", "asked by recourse streams stop")
-            wait_for(lambda: shows({}), "no alert of a stream that was stopped on purpose", 60)
+            wait_for(lambda: shows({}), "no alert of a stream that was stopped on purpose")
             assert seen.values('recourse_stream_verdict{stream="well", verdict="stopped"}') == [1.0]
             assert seen.values("count(recourse_table_age_seconds)") == [5.0]
     finally:

@@ -17,7 +17,7 @@ from streaming_jobs.runtime.group_offsets import GroupOffsets
 from streaming_jobs.runtime.stream_queries import SparkQueries
 from streaming_jobs.stream import Stream
 from tests.conftest import SettingsFactory
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 from tests.support.worlds import TOPIC, ends, entry, parity
 
 ONE, TWO = ends(0), ends(1)
@@ -69,7 +69,7 @@ def test_offsets_go_back_with_the_stream_and_are_not_committed_twice() -> None:
     groups = GroupOffsets("", lambda _: client, every=0.01)
     for position in (TWO, ONE):
         groups.show(parity, position)
-        until(lambda position=position: client.committed[-1:] == [("parity", position[TOPIC])], 5, "the commit")
+        wait_for(lambda position=position: client.committed[-1:] == [("parity", position[TOPIC])], "the commit")
     groups.close()
     assert len(client.committed) == 2
 
@@ -91,7 +91,7 @@ def test_a_failure_is_told_once_and_tried_again() -> None:
     groups = GroupOffsets("", lambda _: client, every=0.01)
     with capture_logs() as logs:
         groups.show(parity, ONE)
-        until(lambda: client.committed, 5, "the commit")
+        wait_for(lambda: client.committed, "the commit")
         groups.close()
     assert [(each["log_level"], each["stream"]) for each in logs] == [("warning", "parity")]
     assert "GROUP_AUTHORIZATION_FAILED" in logs[0]["reason"]
@@ -107,7 +107,7 @@ def test_a_client_that_cannot_be_made_is_a_failure_like_others() -> None:
 
     groups = GroupOffsets("", connect, every=0.01)
     groups.show(parity, ONE)
-    until(lambda: client.committed, 5, "the commit")
+    wait_for(lambda: client.committed, "the commit")
     groups.close()
 
 
@@ -146,9 +146,9 @@ def test_a_stream_shows_the_offsets_of_its_start_and_of_each_batch(settings: Set
     client, reports = Client(), []
     queries = SparkQueries(settings(), shown=GroupOffsets("", lambda _: client, every=0.01))
     report: Any = queries._reporting(parity, reports.append, ONE)
-    until(lambda: client.committed == [("parity", {0: 10, 1: 5})], 5, "the offsets of the start")
+    wait_for(lambda: client.committed == [("parity", {0: 10, 1: 5})], "the offsets of the start")
     batch: Any = SimpleNamespace(entry=entry(1))
     report(batch)
-    until(lambda: client.committed[1:] == [("parity", {0: 20, 1: 10})], 5, "the offsets of the batch")
+    wait_for(lambda: client.committed[1:] == [("parity", {0: 20, 1: 10})], "the offsets of the batch")
     queries.close()
     assert reports == [batch]

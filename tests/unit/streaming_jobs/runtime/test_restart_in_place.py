@@ -22,7 +22,7 @@ from streaming_jobs.state.requests import STOP
 from streaming_jobs.state.status import read_status
 from tests.conftest import SettingsFactory
 from tests.support import ROOT
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 from tests.support.without_spark import FLOW, without_spark
 from tests.support.worlds import parity, plain
 
@@ -111,7 +111,7 @@ def watching(flow: Path, home: Settings, *command: str) -> CodeWatch:
 
 def verdict(watch: CodeWatch, *streams: str) -> bool:
     """The answer to the newest change, which another process gives."""
-    until(lambda: watch.newer(streams) or watch._loader is not None, 10, "the look")
+    wait_for(lambda: watch.newer(streams) or watch._loader is not None, "the look")
     while watch._loader is not None:
         if watch.newer(streams):
             return True
@@ -225,10 +225,10 @@ def test_a_stream_that_a_recovery_had_stopped_when_the_session_began_is_started_
     STOP.ask_for(home, "watched", "watched-0001")
     process = without_spark(flow, home, "--respect-stop")
     try:
-        until(lambda: (s := read_status(home, "beside")) is not None and s.state == "running", 30, "the session")
+        wait_for(lambda: (s := read_status(home, "beside")) is not None and s.state == "running", "the session")
         assert read_status(home, "watched") is None
         STOP.clear_for(home, "watched", "watched-0001")
-        until(lambda: (s := read_status(home, "watched")) is not None and s.state == "running", 20, "the other stream")
+        wait_for(lambda: (s := read_status(home, "watched")) is not None and s.state == "running", "the other stream")
         assert holder(home, "watched") is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -17,7 +17,7 @@ from streaming_jobs.state.lease import holder
 from streaming_jobs.state.requests import START, STOP
 from streaming_jobs.state.status import Status, read_status
 from tests.conftest import SettingsFactory
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 from tests.support.without_spark import FLOW, without_spark
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def both_run(flow: Path, home: Settings, *options: str) -> Iterator[subprocess.P
     process = without_spark(flow, home, *options)
     try:
         for stream in ("watched", "beside"):
-            until(lambda stream=stream: works(home, stream), 30, f"{stream}")
+            wait_for(lambda stream=stream: works(home, stream), f"{stream}")
         yield process
     finally:
         process.kill()
@@ -60,7 +60,7 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
         before = {name: of(home, name) for name in ("watched", "beside")}
         if why == "recovery":
             STOP.ask_for(home, "watched", "watched-0001")
-            until(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), 30, "the stop")
+            wait_for(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), "the stop")
             corrected(flow)
             STOP.clear_for(home, "watched", "watched-0001")
         else:
@@ -71,7 +71,7 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
             now = of(home, name)
             return now.state in AT_WORK and now.code_version not in ("", code)
 
-        until(lambda: new("watched", before["watched"].code_version), 30, "the new code")
+        wait_for(lambda: new("watched", before["watched"].code_version), "the new code")
         there = of(home, "watched")
         assert there.pid != process.pid and psutil.Process(there.pid).ppid() == process.pid
         assert there.run_id == before["watched"].run_id
@@ -80,16 +80,16 @@ def test_a_stream_starts_again_with_the_code_on_disk_and_the_others_run_on(
 
         flow.write_text(FLOW)
         START.ask(home, "watched", "a test")
-        until(lambda: new("watched", there.code_version), 30, "the code of before")
+        wait_for(lambda: new("watched", there.code_version), "the code of before")
         assert of(home, "watched").pid == there.pid, "alone in its process, it needs no other one"
         assert of(home, "beside").begun_at == before["beside"].begun_at
 
         STOP.ask(home, "watched", "a test")
-        until(lambda: of(home, "watched").state == "stopped" and not psutil.pid_exists(there.pid), 30, "its end")
+        wait_for(lambda: of(home, "watched").state == "stopped" and not psutil.pid_exists(there.pid), "its end")
         assert works(home, "beside")
         STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
         START.ask(home, "watched", "a test")
-        until(lambda: works(home, "watched"), 30, "the third start")
+        wait_for(lambda: works(home, "watched"), "the third start")
         third = of(home, "watched").pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -104,20 +104,20 @@ def test_streams_in_processes_of_their_own_outlive_faults_and_come_together_agai
     with both_run(flow, home) as process:
         corrected(flow)
         START.ask(home, "watched", "a test")
-        until(lambda: of(home, "watched").pid not in (process.pid, 0), 30, "a process of its own")
-        until(lambda: works(home, "watched"), 30, "its start")
+        wait_for(lambda: of(home, "watched").pid not in (process.pid, 0), "a process of its own")
+        wait_for(lambda: works(home, "watched"), "its start")
         os.kill(killed := of(home, "watched").pid, signal.SIGKILL)
-        until(lambda: of(home, "watched").pid != killed and works(home, "watched"), 30, "another one")
+        wait_for(lambda: of(home, "watched").pid != killed and works(home, "watched"), "another one")
         assert of(home, "beside").pid == process.pid
 
         START.ask(home, "beside", "a test")
-        until(lambda: of(home, "beside").pid != process.pid and works(home, "beside"), 30, "the other")
+        wait_for(lambda: of(home, "beside").pid != process.pid and works(home, "beside"), "the other")
         assert process.poll() is None
         flow.write_text(FLOW)
         for name in ("watched", "beside"):
             START.ask(home, name, "a test")
-        until(lambda: of(home, "beside").pid == of(home, "watched").pid == process.pid, 60, "one process again")
-        until(lambda: works(home, "beside") and works(home, "watched"), 30, "both of them")
+        wait_for(lambda: of(home, "beside").pid == of(home, "watched").pid == process.pid, "one process again")
+        wait_for(lambda: works(home, "beside") and works(home, "watched"), "both of them")
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
 
@@ -130,15 +130,15 @@ def test_a_stop_and_a_start_of_one_stream_with_unchanged_code_happen_in_the_same
     with both_run(flow, home) as process:
         begun = {name: of(home, name).begun_at for name in ("watched", "beside")}
         START.ask(home, "watched", "a test")
-        until(lambda: of(home, "watched").begun_at != begun["watched"], 30, "the restart")
-        until(lambda: START.request(home, "watched") is None, 30, "the end of the request")
+        wait_for(lambda: of(home, "watched").begun_at != begun["watched"], "the restart")
+        wait_for(lambda: START.request(home, "watched") is None, "the end of the request")
         again = of(home, "watched").begun_at
         STOP.ask(home, "watched", "a test")
-        until(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), 30, "the stop")
+        wait_for(lambda: of(home, "watched").state == "stopped" and not holder(home, "watched"), "the stop")
         START.ask(home, "watched", "a test")
         assert of(home, "watched").state == "stopped", "the stop request is stronger"
         STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
-        until(lambda: of(home, "watched").begun_at != again, 30, "the start")
+        wait_for(lambda: of(home, "watched").begun_at != again, "the start")
         assert of(home, "watched").pid == of(home, "beside").pid == process.pid
         assert of(home, "beside").begun_at == begun["beside"]
         process.send_signal(signal.SIGTERM)
@@ -147,10 +147,10 @@ def test_a_stop_and_a_start_of_one_stream_with_unchanged_code_happen_in_the_same
     STOP.ask(home, "watched", "a test")
     late = without_spark(flow, home, "--respect-stop")
     try:
-        until(lambda: of(home, "beside").pid == late.pid and works(home, "beside"), 30, "the session")
+        wait_for(lambda: of(home, "beside").pid == late.pid and works(home, "beside"), "the session")
         STOP.clear(home, "watched", STOP.request(home, "watched"))  # type: ignore[arg-type]
         START.ask(home, "watched", "a test")
-        until(lambda: of(home, "watched").pid == late.pid and works(home, "watched"), 30, "the start")
+        wait_for(lambda: of(home, "watched").pid == late.pid and works(home, "watched"), "the start")
         late.send_signal(signal.SIGTERM)
         assert late.wait(30) == 0 and holder(home, "watched") is None
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from streaming_jobs.verification.chaos.drivers import Machine, ReadingWorkers, executors, planners, workers
-from tests.support.driver import until
+from tests.support.waiting import wait_for
 
 PORT = 9092
 CLIENT = "/usr/bin/python -IS processes/fork_client.py /scratch"
@@ -100,17 +100,17 @@ def test_a_machine_is_killed_with_its_executors_and_started_as_before(tmp_path: 
     environment, machines = {**os.environ, "CORES": "1"}, list[subprocess.Popen[bytes]]()
     try:
         machines.append(subprocess.Popen(command, env=environment, cwd=tmp_path))
-        [executor] = until(lambda: executors({1234}), 20, "an executor")
+        [executor] = wait_for(lambda: executors({1234}), "an executor")
         assert not executors({4321})
         machine = Machine.of(executor)
         assert machine is not None and machine.worker.pid == machines[0].pid
         machine.kill()
         assert machines[0].wait(10) == -signal.SIGKILL
-        until(lambda: not executors({1234}), 20, "the executor's end")
+        wait_for(lambda: not executors({1234}), "the executor's end")
         assert Machine.of(executor) is None
         with (tmp_path / "log").open("wb") as output:
             machines.append(machine.start(output))
-        [again] = until(lambda: executors({1234}), 20, "an executor")
+        [again] = wait_for(lambda: executors({1234}), "an executor")
         worker = psutil.Process(machines[1].pid)
         assert again.ppid() == worker.pid and worker.cmdline() == command
         assert worker.environ()["CORES"] == "1" and worker.cwd() == str(tmp_path)
