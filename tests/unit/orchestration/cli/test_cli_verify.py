@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from streaming_jobs.state.stream_folder import StreamFolder
 from streaming_jobs.verification import verification
 from streaming_jobs.verification.delta_log import commit_file, read_commit, versions
 from streaming_jobs.verification.offset_ranges import Span
-from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord
+from streaming_jobs.verification.topic import CommittedPartition, CommittedTopic, RawRecord, blocks
 from tests.support.life import PER_BATCH, PLACES, STREAM, TOPIC, TOPIC_ID, Life
 from tests.support.placed import named, refusing_batch
 from tests.support.proofs import ListedRecords, Spoiler
@@ -50,10 +50,11 @@ class MadeTopic:
     def whole(self) -> list[Span]:
         return [Span(TOPIC, 0, 0, len(self.listed))]
 
-    def content(self, *, each: Callable[[RawRecord], None] | None, progress: Callable[[int], None]) -> CommittedTopic:
-        for record in self.listed:
-            if each is not None:
-                each(record)
+    def content(
+        self, *, take: Callable[[Sequence[RawRecord]], None], progress: Callable[[int], None]
+    ) -> CommittedTopic:
+        for block in blocks(self.listed):
+            take(block)
         progress(len(self.listed))
         end = len(self.listed)
         return CommittedTopic(TOPIC, TOPIC_ID, {0: CommittedPartition(0, end, np.arange(end))})
