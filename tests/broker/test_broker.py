@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -190,7 +191,9 @@ def test_it_dies_with_its_parent_and_not_before(settings: Callable[..., Settings
         assert os.getpgid(pid) != os.getpgid(parent.pid)  # a Ctrl-C in the terminal does not reach it
         parent.kill()
         parent.wait()
+        killed = time.monotonic()
         wait_for(lambda: gone(pid), "the broker ends after its parent was killed")
+        assert time.monotonic() - killed < 30, "by the signal of its parent's death"
     finally:
         parent.kill()
         parent.wait()
